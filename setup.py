@@ -1,0 +1,54 @@
+"""Build step: compile the one static C binary (launcher and guest) into the package."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+from setuptools.command.develop import develop
+
+ROOT = Path(__file__).parent
+SOURCE = ROOT / "src" / "proctor" / "sandbox" / "csrc"
+TARGET = ROOT / "src" / "proctor" / "sandbox" / "_bin" / "proctor-init"
+
+
+def compile_init() -> None:
+    """Compile csrc/*.c into _bin/proctor-init, statically; does nothing where it is up to date."""
+    sources = sorted(SOURCE.glob("*.c"))
+    inputs = [*sources, *SOURCE.glob("*.h")]
+    if not sources or not sys.platform.startswith("linux"):
+        return
+    if TARGET.exists() and all(TARGET.stat().st_mtime >= path.stat().st_mtime for path in inputs):
+        return
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        sys.exit("proctor: no C compiler found; install gcc and libc6-dev (Debian, Ubuntu), or run scripts/setup")
+    TARGET.parent.mkdir(parents=True, exist_ok=True)
+    temporary = TARGET.with_suffix(".new")
+    flags = ["-std=c11", "-O2", "-g0", "-static", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-fno-strict-aliasing"]
+    subprocess.run([compiler, *flags, "-o", str(temporary), *map(str, sources)], check=True)
+    os.replace(temporary, TARGET)
+
+
+class BuildPy(build_py):
+    """`build_py` that compiles first, so that wheels carry the binary."""
+
+    def run(self) -> None:
+        compile_init()
+        super().run()
+
+
+class Develop(develop):
+    """`develop` that compiles first, so that editable installs have the binary too."""
+
+    def run(self) -> None:
+        compile_init()
+        super().run()
+
+
+setup(cmdclass={"build_py": BuildPy, "develop": Develop})

@@ -1,0 +1,107 @@
+"""What a harness is: it gets an instruction and a room, and acts until it ends or a limit fires."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from proctor.models.contract import ModelClient, Usage
+    from proctor.sandbox.contract import ExecResult, FileStat, Sandbox
+    from proctor.tasks.model import AgentLimits, Task
+
+
+class StopReason(StrEnum):
+    """Why a harness stopped. `LIMIT_*` become the outcome `agent_limit`; ERROR is the harness' own failure."""
+
+    FINISHED = "finished"
+    GAVE_UP = "gave_up"
+    LIMIT_TIME = "limit:total_time"
+    LIMIT_STEPS = "limit:steps"
+    LIMIT_TOKENS = "limit:tokens"
+    LIMIT_COST = "limit:cost"
+    MODEL_ERROR = "model_error"
+    ERROR = "error"
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """One tool call of a step. `raw_arguments` is what the model sent, `arguments` what was parsed from it."""
+
+    call_id: str
+    name: str
+    arguments: Mapping[str, Any]
+    raw_arguments: str
+    result: str | None = None
+    error: str | None = None
+    duration_s: float | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Step:
+    """One step of a trajectory, in the terms of ATIF v1.8 (the runs room serialises it)."""
+
+    source: Literal["system", "user", "agent"]
+    message: str
+    timestamp: str
+    model_name: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    usage: Usage | None = None
+    llm_calls: int = 0
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentResult:
+    """How a harness ended. The trajectory itself went to the recorder as it happened."""
+
+    stop: StopReason
+    detail: str = ""
+    final_message: str = ""
+
+
+class Recorder(Protocol):
+    """Where a harness reports. Written outside the sandbox before the harness goes on."""
+
+    def step(self, step: Step) -> None: ...
+    def log(self, line: str) -> None: ...
+
+
+class Room(Protocol):
+    """The sandbox as a harness sees it: every call is bounded and recorded by the host."""
+
+    sandbox: Sandbox
+    workdir: str
+
+    async def bash(self, command: str, *, timeout_s: float | None = None) -> ExecResult: ...
+    async def read(self, path: str) -> bytes: ...
+    async def write(self, path: str, data: bytes) -> None: ...
+    async def list(self, path: str) -> list[FileStat]: ...
+
+
+@dataclass(slots=True)
+class HarnessContext:
+    """Everything a harness may use. `task` is given to `oracle` only for its reference solution."""
+
+    instruction: str
+    room: Room
+    recorder: Recorder
+    limits: AgentLimits
+    model: ModelClient | None
+    task: Task
+    seed: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Harness(Protocol):
+    """A harness: built-in by name, or any Python class given as `module.path:ClassName`."""
+
+    name: str
+    version: str
+    needs_model: bool
+
+    async def run(self, context: HarnessContext) -> AgentResult: ...

@@ -1,0 +1,398 @@
+"""The contract of the exam room: what a caller states, what a sandbox is, how things end.
+
+Every backend honours exactly this. Values are frozen dataclasses; bytes are bytes; times are seconds;
+sizes carry their unit in the name. Whatever a machine cannot honour is refused with the field's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from proctor.common import InfraError, ProctorError
+
+Backend = Literal["container"]
+Runtime = Literal["native"]
+DiskDriver = Literal["auto", "memory", "loop"]
+
+
+class EndReason(StrEnum):
+    """Why a sandbox ended. A closed list: every end has exactly one."""
+
+    CLOSED = "CLOSED"
+    KILLED = "KILLED"
+    OOM = "OOM"
+    DISK = "DISK"
+    PIDS = "PIDS"
+    TTL = "TTL"
+    IDLE = "IDLE"
+    EXEC_TIMEOUT = "EXEC_TIMEOUT"
+    GUEST_LOST = "GUEST_LOST"
+    EDGE_LOST = "EDGE_LOST"
+    IMAGE = "IMAGE"
+    NET_DENIED = "NET_DENIED"
+    LAUNCH = "LAUNCH"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Hard limits. Exceeding one is reported by name, never as an ordinary failure."""
+
+    cpus: float = 1.0
+    """CPU bandwidth in cores."""
+    memory_mb: int = 1024
+    """Memory of all processes, and of the disk when its driver is `memory`."""
+    disk_mb: int = 1024
+    """Bytes that the private upper layer may hold."""
+    disk_inodes: int = 200_000
+    """Files that the private upper layer may hold."""
+    pids: int = 512
+    """Processes and threads, the guest not counted."""
+    disk_driver: DiskDriver = "auto"
+    """`memory`: a size-capped tmpfs, charged to `memory_mb`; `loop`: an ext4 image file of that size;
+    `auto`: memory when disk_mb <= memory_mb, else loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lifecycle:
+    """How long a sandbox may live; the Edge enforces both clocks."""
+
+    ttl_s: float | None = 3600.0
+    idle_timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A host directory or file shown inside, read-only (never a way to write to the host)."""
+
+    source: Path
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One read-only layer. Stored ones have a digest and a path in the layer store; a frozen upper that
+    has not been stored lives only as long as its Edge and is known by `handle`."""
+
+    path: Path
+    digest: str | None = None
+    handle: str | None = None
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An ordered stack of read-only layers (lowest first) and the defaults to run with.
+
+    `mounts` is used by the `host` image only: read-only views of the machine itself.
+    """
+
+    ref: str
+    digest: str
+    layers: tuple[Layer, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: str = "/"
+    user: str = "root"
+    mounts: tuple[Mount, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """What a caller needs. `image` is a reference (`host`, `debian:bookworm`, `sha256:…`) or an Image.
+
+    `layers` are stacked above the image's own (toolkits, a frozen upper); `env` is merged over the image's.
+    `network` is `none` (loopback only). `open` shares the machine's network; it is meant for image builds,
+    has to be asked for by that word, and marks the receipt.
+    """
+
+    image: str | Image = "host"
+    layers: tuple[Layer, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    backend: Backend = "container"
+    runtime: Runtime = "native"
+    resources: Resources = Resources()
+    lifecycle: Lifecycle = Lifecycle()
+    network: Literal["none", "open"] = "none"
+    user: str | None = None
+    workdir: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    hostname: str = "sandbox"
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLimit:
+    """How much of a stream is kept on the host: the first `head` and the last `tail` bytes."""
+
+    head_bytes: int = 1 << 20
+    tail_bytes: int = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One captured stream: its head, the count of bytes dropped after the head, and its tail."""
+
+    head: bytes = b""
+    dropped: int = 0
+    tail: bytes = b""
+
+    @property
+    def data(self) -> bytes:
+        """Head and tail; with a one-line marker between them when something was dropped."""
+        if not self.dropped:
+            return self.head + self.tail
+        return self.head + f"\n[… {self.dropped} bytes dropped …]\n".encode() + self.tail
+
+    @property
+    def total(self) -> int:
+        """Bytes that the command wrote."""
+        return len(self.head) + self.dropped + len(self.tail)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """What became of a command. A non-zero exit is a result, not an exception.
+
+    Exactly one of `exit_code` and `signal` is set, unless the guest was lost (then neither).
+    `reason` is set when something other than the command itself decided: EXEC_TIMEOUT, OOM, PIDS, DISK,
+    GUEST_LOST, KILLED. `leftover` counts the processes that were still alive in the command's group when
+    its main process ended, and were killed.
+    """
+
+    argv: tuple[str, ...]
+    exit_code: int | None
+    signal: int | None
+    stdout: Output
+    stderr: Output
+    timed_out: bool
+    reason: EndReason | None
+    duration_s: float
+    cpu_s: float | None = None
+    max_rss_kb: int | None = None
+    leftover: int = 0
+    report: bytes = b""
+    report_dropped: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """True when the command exited with 0 and nothing else decided."""
+        return self.exit_code == 0 and self.reason is None
+
+    @property
+    def text(self) -> str:
+        """Standard output as text (undecodable bytes replaced)."""
+        return self.stdout.data.decode("utf-8", "replace")
+
+    @property
+    def error_text(self) -> str:
+        """Standard error as text (undecodable bytes replaced)."""
+        return self.stderr.data.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    """One file as seen inside. `name` is a str with surrogateescape for undecodable bytes."""
+
+    name: str
+    kind: Literal["file", "dir", "link", "fifo", "socket", "char", "block"]
+    size: int
+    mode: int
+    uid: int
+    gid: int
+    mtime: float
+    target: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DiffEntry:
+    """One path that the private upper layer adds, changes or deletes (absolute inside the sandbox)."""
+
+    path: str
+    change: Literal["added", "modified", "deleted"]
+    kind: Literal["file", "dir", "link", "fifo", "socket", "char", "block"]
+    size: int = 0
+    mode: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Current and peak use, from the kernel's own counters."""
+
+    memory_bytes: int
+    memory_peak_bytes: int | None
+    cpu_s: float
+    pids: int
+    pids_peak: int | None
+    disk_bytes: int
+    disk_inodes: int
+    oom_kills: int
+    pids_refused: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a sandbox really was. Everything in it was observed by the host, nothing by the guest."""
+
+    sandbox_id: str
+    tier: str
+    kernel: str
+    image_ref: str
+    image_digest: str
+    layer_digests: tuple[str, ...]
+    limits: Mapping[str, Any]
+    limit_mechanisms: Mapping[str, str]
+    network: str
+    created_at: str
+    ended_at: str | None
+    end_reason: EndReason | None
+    end_detail: str
+    peaks: Mapping[str, Any]
+    execs: int
+    incarnation: int
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
+
+
+class Process(Protocol):
+    """A running command. Leaving it unwaited is fine: it ends with the sandbox."""
+
+    exec_id: int
+
+    def output(self) -> AsyncIterator[tuple[Literal["stdout", "stderr"], bytes]]:
+        """Chunks as they arrive. Not reading them stops the command (back-pressure)."""
+        ...
+
+    async def write_stdin(self, data: bytes) -> None: ...
+    async def close_stdin(self) -> None: ...
+
+    async def kill(self) -> None:
+        """Kill the command and every descendant, wherever it went."""
+        ...
+
+    async def wait(self) -> ExecResult: ...
+
+
+class Sandbox(Protocol):
+    """A live sandbox. All methods are coroutines; `proctor.sandbox.sync` has a blocking face."""
+
+    id: str
+    spec: SandboxSpec
+    image: Image
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bytes | None = None,
+        timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
+        limit: OutputLimit = OutputLimit(),  # noqa: B008 - frozen value
+        report_fd: int | None = None,
+    ) -> ExecResult:
+        """Run a command to its end. Text is given to `/bin/sh -c`; a sequence is executed as it is.
+
+        `user` is a name or `uid[:gid]` looked up inside. After `timeout_s` all descendants are killed and
+        the output so far is returned with `timed_out`. With `report_fd` the command inherits a pipe at
+        that descriptor number whose bytes come back as `report` (capped at 16 MiB): the verdict channel.
+        When the main process ends, everything it left behind is killed, so an exec has an end; use
+        `start(..., keep=True)` for a background service.
+        """
+        ...
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        keep: bool = False,
+    ) -> Process:
+        """Start a command and return at once. With `keep`, what the main process leaves behind lives on
+        until the sandbox ends (the way a shell's `&` behaves in Docker exec)."""
+        ...
+
+    async def read(self, path: str, *, max_bytes: int | None = None) -> bytes: ...
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644, user: str | None = None) -> None:
+        """Write a whole file, creating parents."""
+        ...
+
+    async def list(self, path: str) -> list[FileStat]: ...
+    async def stat(self, path: str) -> FileStat:
+        """Metadata without following a final symbolic link."""
+        ...
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None: ...
+    async def mkdir(self, path: str, *, mode: int = 0o755, user: str | None = None) -> None: ...
+    async def upload(self, source: Path, target: str, *, user: str | None = None) -> None:
+        """Copy a file, a directory's content, or a tar archive's content (`.tar`, `.tar.gz`, `.tar.zst`)."""
+        ...
+
+    async def download(self, path: str, target: Path) -> None:
+        """Copy a file or a directory out; links are kept as links and never followed."""
+        ...
+
+    async def kill_all(self) -> int:
+        """Freeze, kill every process except the guest, and return how many remain (0, or it raises)."""
+        ...
+
+    async def diff(self) -> list[DiffEntry]: ...
+    async def export_diff(self, target: Path) -> None:
+        """Write the upper layer as `target` (tar.zst, OCI whiteouts for deletions)."""
+        ...
+
+    async def snapshot(self) -> Layer:
+        """Freeze the upper into one more read-only layer. Processes are killed; the sandbox goes on with a
+        fresh upper on the longer stack."""
+        ...
+
+    async def fork(self, count: int = 1) -> list[Sandbox]: ...
+    async def reset(self) -> None:
+        """Drop every process and every change since creation."""
+        ...
+
+    async def stats(self) -> Stats: ...
+    async def receipt(self) -> Receipt: ...
+    async def close(self, reason: EndReason = EndReason.CLOSED) -> Receipt: ...
+
+
+class SandboxError(ProctorError):
+    """Base of errors about sandboxes."""
+
+
+class SandboxLost(InfraError):
+    """The sandbox ended under the caller's feet; `reason` says why."""
+
+    def __init__(self, message: str, *, reason: EndReason, remedy: str | None = None) -> None:
+        self.reason = reason
+        super().__init__(message, remedy=remedy)
+
+
+class LaunchError(InfraError):
+    """A sandbox could not be made; the message names the step and the kernel's error."""
+
+
+class FileError(SandboxError):
+    """A file operation failed inside; `errno` is the guest's."""
+
+    def __init__(self, message: str, *, errno: int, path: str) -> None:
+        self.errno = errno
+        self.path = path
+        super().__init__(message, field=path)
+
+
+class ImageError(SandboxError):
+    """An image is missing, malformed or hostile."""
+
+
+class GuestProtocolError(InfraError):
+    """The guest broke its protocol; the sandbox is ended."""
