@@ -297,14 +297,17 @@ class Sandbox(Protocol):
         on_output: OnOutput | None = None,
         limit: OutputLimit = OutputLimit(),  # noqa: B008 - frozen value
         report_fd: int | None = None,
+        keep: bool = False,
     ) -> ExecResult:
         """Run a command to its end. Text is given to `/bin/sh -c`; a sequence is executed as it is.
 
         `user` is a name or `uid[:gid]` looked up inside. After `timeout_s` all descendants are killed and
         the output so far is returned with `timed_out`. With `report_fd` the command inherits a pipe at
         that descriptor number whose bytes come back as `report` (capped at 16 MiB): the verdict channel.
-        When the main process ends, everything it left behind is killed, so an exec has an end; use
-        `start(..., keep=True)` for a background service.
+        When the main process ends, everything it left behind is killed, so an exec has an end. With `keep`
+        (an agent's shell tool, a service) what it left behind lives on and the call still returns when the
+        main process has ended, with the output so far, even if a background job holds the streams open; a
+        time-out kills the whole group all the same.
         """
         ...
 
