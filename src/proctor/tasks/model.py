@@ -6,12 +6,13 @@ The file format is Harbor's (`task.toml`, schema 1.4) plus a `[proctor]` table; 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 CarryKind = Literal["patch", "paths", "filesystem", "live"]
-RunnerKind = Literal["pytest", "unittest", "django", "junit", "command"]
+RunnerKind = Literal["pytest", "unittest", "django", "sympy", "junit", "command"]
+"""`sympy` is that project's own `bin/test`, whose ids are bare function names."""
 VerifierKind = Literal["reward", "tests"]
 
 
@@ -44,6 +45,8 @@ class TestSpec:
     `command` is the argv prefix or shell text that runs the suite in `cwd`; `patch` (a diff) and `files` (a
     directory copied over the workspace) bring the tests in. Ids are those of the runner, one form per runner;
     ids that a dataset truncated are marked by `truncated_ids` and match by prefix, all matches agreeing.
+    `compat_log_format` names the log parser of the compat verdict: `pytest-rA`, `django-runtests-verbosity2`
+    or `sympy-bin-test-verbose`.
     """
 
     runner: RunnerKind
@@ -132,6 +135,14 @@ class Task:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     base_commit: str | None = None
     instance_id: str | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Limits the task itself sets, by the field names of `AgentLimits`; what is absent is the run's choice."""
+    notes: tuple[str, ...] = ()
+    """What was decided while reading the task and belongs in the record (for example: network none, unset)."""
+
+    def agent_limits(self, base: AgentLimits | None = None) -> AgentLimits:
+        """`base` (default: Proctor's) with the limits that this task sets."""
+        return replace(base or AgentLimits(), **self.limits)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +167,14 @@ class DatasetEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Unrunnable:
+    """A row of a dataset that is known by name but cannot be run here. It stays in the count, with its reason."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Dataset:
     """A named, versioned, digested list of tasks."""
 
@@ -164,3 +183,4 @@ class Dataset:
     digest: str
     entries: tuple[DatasetEntry, ...]
     path: Path
+    unrunnable: tuple[Unrunnable, ...] = ()
