@@ -30,7 +30,17 @@ def compile_init() -> None:
         sys.exit("proctor: no C compiler found; install gcc and libc6-dev (Debian, Ubuntu), or run scripts/setup")
     TARGET.parent.mkdir(parents=True, exist_ok=True)
     temporary = TARGET.with_suffix(".new")
-    flags = ["-std=c11", "-O2", "-g0", "-static", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-fno-strict-aliasing"]
+    flags = [
+        "-std=c11",
+        "-O2",
+        "-g0",
+        "-static",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-D_GNU_SOURCE",
+        "-fno-strict-aliasing",
+    ]
     subprocess.run([compiler, *flags, "-o", str(temporary), *map(str, sources)], check=True)
     os.replace(temporary, TARGET)
 

@@ -40,7 +40,13 @@ def test_commands_of_the_page_work(page: Path, tmp_path: Path) -> None:
     environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", TERM="dumb")
     for text, expected in commands(page):
         done = subprocess.run(
-            ["bash", "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
+            ["bash", "-c", text],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
         )
         assert done.returncode == expected, f"$ {text}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
