@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 class StopReason(StrEnum):
-    """Why a harness stopped. `LIMIT_*` become the outcome `agent_limit`; ERROR is the harness' own failure."""
+    """Why a harness stopped. `LIMIT_*` become the outcome `agent_limit`; ERROR is the harness' own failure.
+
+    MODEL_ERROR means that the endpoint gave no usable answer: an infrastructure fault, never a zero. A sandbox
+    that is lost is not a reason here: it is raised (`SandboxLost`).
+    """
 
     FINISHED = "finished"
     GAVE_UP = "gave_up"
@@ -72,12 +76,28 @@ class Recorder(Protocol):
 
 
 class Room(Protocol):
-    """The sandbox as a harness sees it: every call is bounded and recorded by the host."""
+    """The sandbox as a harness sees it: every call is bounded and recorded by the host.
+
+    Relative paths are taken from `workdir`. Calls raise TimeoutError (files) or return a result that says
+    `timed_out` (commands) at their limit, FileError for what the sandbox refuses, SandboxLost when it ended.
+    """
 
     sandbox: Sandbox
     workdir: str
 
-    async def bash(self, command: str, *, timeout_s: float | None = None) -> ExecResult: ...
+    async def bash(self, command: str, *, timeout_s: float | None = None) -> ExecResult:
+        """One shell command as a tool call: bounded by `tool_call_s` and by what is left of the total time.
+
+        What it leaves in the background lives on, as in a terminal.
+        """
+        ...
+
+    async def run(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes | None = None
+    ) -> ExecResult:
+        """A command of the harness itself (the oracle's script): bounded by the rest of the total time only."""
+        ...
+
     async def read(self, path: str) -> bytes: ...
     async def write(self, path: str, data: bytes) -> None: ...
     async def list(self, path: str) -> list[FileStat]: ...

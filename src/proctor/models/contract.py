@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Protocol
+
+from proctor.common import ProctorError
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +23,51 @@ class ModelSpec:
     max_tokens: int | None = None
     stream: bool = True
     timeout_s: float = 120.0
+    """One attempt, from the request to the last byte of the answer."""
+    connect_timeout_s: float = 10.0
+    first_token_timeout_s: float | None = None
+    """From the request to the first event of the answer; None: only `timeout_s` counts."""
     max_retries: int = 5
     prices: Mapping[str, float] | None = None
     """USD per million tokens: `prompt`, `cached`, `completion`. None: the price is unknown, and so is the cost."""
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of the request, sent as they are (`reasoning_effort`, …)."""
+
+
+class ModelFault(StrEnum):
+    """What kind of failure kept an answer away. A closed list."""
+
+    UNREACHABLE = "unreachable"
+    OVERLOADED = "overloaded"
+    TIMEOUT = "timeout"
+    CUT = "cut"
+    REFUSED = "refused"
+    CONTEXT = "context_length"
+    BAD_REPLY = "bad_reply"
+
+
+class ModelError(ProctorError):
+    """No answer could be had. `excerpt` is the start of the raw reply, with the key redacted.
+
+    `attempts` counts every try. The endpoint's fault, not the candidate's, except for CONTEXT (the conversation
+    has outgrown the model's window).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        fault: ModelFault,
+        status: int | None = None,
+        excerpt: str = "",
+        attempts: int = 1,
+        remedy: str | None = None,
+    ) -> None:
+        self.fault = fault
+        self.status = status
+        self.excerpt = excerpt
+        self.attempts = attempts
+        super().__init__(message, field="model", remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)

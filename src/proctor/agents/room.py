@@ -1,0 +1,241 @@
+"""The sandbox as a harness sees it: every call bounded in time, and noted by the host with its own clock."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import posixpath
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import anyio
+
+from proctor.common import InfraError
+from proctor.sandbox.contract import EndReason, ExecResult, FileError, FileStat, Output, SandboxLost
+
+if TYPE_CHECKING:
+    from proctor.agents.limits import LimitGuard
+    from proctor.sandbox.contract import Sandbox
+
+MAX_FILE_BYTES = 16 << 20
+"""The largest file that a harness may read through the host; bigger ones are read in parts by a command."""
+
+_KILL_GRACE_S = 5.0
+"""How long after its own time-out an exec may take to come back before the sandbox counts as lost."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class RoomEvent:
+    """One call on the room, as the host saw it: what an execution log line is made of."""
+
+    kind: Literal["bash", "run", "read", "write", "list"]
+    subject: str
+    """The command, or the absolute path."""
+    started_at: str
+    duration_s: float
+    limit_s: float
+    result: ExecResult | None = None
+    size_bytes: int | None = None
+    digest: str | None = None
+    error: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for `exec.jsonl`: sizes and digests of the output, not the output itself."""
+        line: dict[str, Any] = {
+            "kind": self.kind,
+            "subject": self.subject,
+            "started_at": self.started_at,
+            "duration_s": round(self.duration_s, 6),
+            "limit_s": round(self.limit_s, 3),
+        }
+        if self.size_bytes is not None:
+            line["size_bytes"] = self.size_bytes
+        if self.digest is not None:
+            line["digest"] = self.digest
+        if self.error is not None:
+            line["error"] = self.error
+        if (result := self.result) is not None:
+            line |= {
+                "argv": list(result.argv),
+                "exit_code": result.exit_code,
+                "signal": result.signal,
+                "timed_out": result.timed_out,
+                "reason": str(result.reason) if result.reason else None,
+                "command_s": result.duration_s,
+                "leftover": result.leftover,
+                "stdout": _output_json(result.stdout),
+                "stderr": _output_json(result.stderr),
+            }
+        return line
+
+
+def _output_json(output: Output) -> dict[str, Any]:
+    return {"bytes": output.total, "dropped": output.dropped, "digest": _digest(output.head, output.tail)}
+
+
+def _digest(*parts: bytes) -> str:
+    hasher = hashlib.sha256()
+    for part in parts:
+        hasher.update(part)
+    return "sha256:" + hasher.hexdigest()
+
+
+OnRoomEvent = Callable[[RoomEvent], None]
+
+
+class BoundedRoom:
+    """A Room over a real sandbox. Every call is bounded by the guard's clock and reported to `on_event`.
+
+    `user` is the account inside that the harness acts as (None: the sandbox's own). After `close()` every
+    call is refused, so nothing that a harness left running can still act.
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        workdir: str,
+        guard: LimitGuard,
+        *,
+        user: str | None = None,
+        on_event: OnRoomEvent | None = None,
+    ) -> None:
+        self.sandbox = sandbox
+        self.workdir = workdir
+        self._guard = guard
+        self._user = user
+        self._on_event = on_event
+        self._shell: str | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """Refuse every later call."""
+        self._closed = True
+
+    def absolute(self, path: str) -> str:
+        """`path` seen from the working directory, normalised."""
+        return posixpath.normpath(posixpath.join(self.workdir, path))
+
+    async def bash(self, command: str, *, timeout_s: float | None = None) -> ExecResult:
+        """Run one shell command as a tool call. See `Room.bash`."""
+        limit_s = self._limit(timeout_s)
+        if self._shell is None:
+            self._shell = await self._find_shell()
+        return await self._exec("bash", [self._shell, "-c", command], command, limit_s)
+
+    async def run(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes | None = None
+    ) -> ExecResult:
+        """Run a command of the harness itself, for as long as the trial lasts. See `Room.run`."""
+        self._allow()
+        return await self._exec("run", argv, " ".join(argv), self._guard.remaining_s(), env=env, stdin=stdin)
+
+    async def read(self, path: str) -> bytes:
+        """A whole file of at most MAX_FILE_BYTES."""
+        target = self.absolute(path)
+
+        async def call() -> bytes:
+            data = await self.sandbox.read(target, max_bytes=MAX_FILE_BYTES + 1)
+            if len(data) > MAX_FILE_BYTES:
+                message = f"the file is larger than {MAX_FILE_BYTES} bytes; read it in parts with a command"
+                raise FileError(message, errno=errno.EFBIG, path=target)
+            return data
+
+        return await self._file_call("read", target, call, lambda data: data)
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Write a whole file, creating its parents."""
+        target = self.absolute(path)
+
+        async def call() -> None:
+            await self.sandbox.write(target, data, user=self._user)
+
+        await self._file_call("write", target, call, lambda _: data)
+
+    async def list(self, path: str) -> list[FileStat]:
+        """The entries of a directory."""
+        target = self.absolute(path)
+        return await self._file_call("list", target, lambda: self.sandbox.list(target), lambda _: None)
+
+    def _allow(self) -> None:
+        if self._closed:
+            raise InfraError("the harness has ended, so its room takes no more calls")
+        self._guard.check()
+
+    def _limit(self, timeout_s: float | None) -> float:
+        """Seconds that one tool call may take now."""
+        self._allow()
+        wanted = self._guard.limits.tool_call_s if timeout_s is None else timeout_s
+        return min(wanted, self._guard.limits.tool_call_s, self._guard.remaining_s())
+
+    async def _find_shell(self) -> str:
+        """bash where the image has it, else sh."""
+        found = await self.sandbox.exec("command -v bash", timeout_s=self._guard.limits.tool_call_s)
+        return "bash" if found.exit_code == 0 else "sh"
+
+    async def _exec(
+        self,
+        kind: Literal["bash", "run"],
+        argv: Sequence[str],
+        subject: str,
+        limit_s: float,
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+    ) -> ExecResult:
+        started_at, start = _now(), time.monotonic()
+        result: ExecResult | None = None
+        error: str | None = "cut before it ended"
+        try:
+            # The sandbox has its own clock for the command; this one is for a sandbox that does not answer at all.
+            with anyio.move_on_after(limit_s + _KILL_GRACE_S):
+                result = await self.sandbox.exec(
+                    argv, cwd=self.workdir, env=env, user=self._user, stdin=stdin, timeout_s=limit_s, keep=True
+                )
+            if result is None or result.reason is EndReason.GUEST_LOST:
+                reason = "did not answer after a time-out" if result is None else "ended during a command"
+                raise SandboxLost(f"sandbox {self.sandbox.id} {reason}", reason=EndReason.GUEST_LOST)
+            error = None
+            return result
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {failure}"
+            raise
+        finally:
+            self._report(RoomEvent(kind, subject, started_at, time.monotonic() - start, limit_s, result, error=error))
+
+    async def _file_call(
+        self,
+        kind: Literal["read", "write", "list"],
+        target: str,
+        call: Callable[[], Awaitable[_T]],
+        content: Callable[[_T], bytes | None],
+    ) -> _T:
+        limit_s = self._limit(None)
+        started_at, start = _now(), time.monotonic()
+        size, digest, error = None, None, "cut before it ended"
+        try:
+            with anyio.fail_after(limit_s):
+                value = await call()
+            data = content(value)
+            if data is not None:
+                size, digest = len(data), _digest(data)
+            error = None
+            return value
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {failure}"
+            raise
+        finally:
+            took = time.monotonic() - start
+            self._report(RoomEvent(kind, target, started_at, took, limit_s, None, size, digest, error))
+
+    def _report(self, event: RoomEvent) -> None:
+        if self._on_event is not None:
+            self._on_event(event)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
