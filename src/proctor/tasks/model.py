@@ -141,8 +141,12 @@ class Task:
     """What was decided while reading the task and belongs in the record (for example: network none, unset)."""
 
     def agent_limits(self, base: AgentLimits | None = None) -> AgentLimits:
-        """`base` (default: Proctor's) with the limits that this task sets."""
-        return replace(base or AgentLimits(), **self.limits)  # type: ignore[arg-type]
+        """`base` (default: Proctor's) with the limits that this task sets; `[agent] timeout_sec` is the time
+        limit unless `[proctor.limits] total_s` says otherwise."""
+        own: dict[str, Any] = dict(self.limits)
+        if self.agent_timeout_s is not None:
+            own.setdefault("total_s", self.agent_timeout_s)
+        return replace(base or AgentLimits(), **own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +159,8 @@ class Problem:
     message: str
     remedy: str | None = None
     severity: Literal["error", "warning"] = "error"
+    rule: str | None = None
+    """Name of the lint rule; `refused` for what is well formed but cannot be honoured yet."""
 
 
 @dataclass(frozen=True, slots=True)

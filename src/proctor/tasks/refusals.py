@@ -1,0 +1,98 @@
+"""What a task may ask for and Proctor does not honour yet. Each is refused by name: never ignored in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from proctor.tasks.findings import Findings
+    from proctor.tasks.schema import TaskToml
+    from proctor.tasks.toml_lines import KeyPath
+
+COMPOSE_FILES = (
+    "docker-compose.yaml",
+    "docker-compose.yml",
+    "singularity-compose.yaml",
+    "singularity-compose.yml",
+)
+_WITHOUT_NETWORK = 'run it without: `[proctor] network = "none"`, here or in the dataset\'s entry'
+
+
+def refuse_steps(config: dict[str, Any], root: Path, findings: Findings) -> bool:
+    """Multi-step tasks. Returns True when refused: the other rules speak of single-step tasks."""
+    if config.get("steps"):
+        findings.refuse(("steps",), "a task of several steps")
+        return True
+    if (root / "steps").is_dir():
+        findings.problems.append(_refused_file("steps/", "a task of several steps"))
+        return True
+    return False
+
+
+def refuse_unsupported(task: TaskToml, root: Path, findings: Findings) -> None:
+    """Everything in a well-formed single-step task that we cannot honour."""
+    environment = task.environment
+    if environment.os == "windows":
+        findings.refuse(("environment", "os"), "Windows")
+    if environment.gpus:
+        findings.refuse(("environment", "gpus"), "a GPU")
+    elif environment.gpu_types:
+        findings.refuse(("environment", "gpu_types"), "a GPU")
+    if environment.tpu is not None:
+        findings.refuse(("environment", "tpu"), "a TPU")
+    if environment.mcp_servers:
+        findings.refuse(("environment", "mcp_servers"), "an MCP server")
+    if environment.skills_dir is not None:
+        findings.refuse(("environment", "skills_dir"), "a skills directory")
+    if task.verifier.environment is not None:
+        findings.refuse(("verifier", "environment"), "an environment of the verifier's own")
+    if task.verifier.collect:
+        findings.refuse(("verifier", "collect"), "a collect command")
+    for index, artifact in enumerate(task.artifacts):
+        if artifact.service not in (None, "main"):
+            findings.refuse(("artifacts", index, "service"), f"service {artifact.service!r}")
+    for folder in ("environment", "tests"):
+        for name in COMPOSE_FILES:
+            if (root / folder / name).is_file():
+                findings.problems.append(_refused_file(f"{folder}/{name}", "a compose file"))
+    if (root / "tests" / "Dockerfile").is_file():
+        findings.problems.append(_refused_file("tests/Dockerfile", "an image of the verifier's own"))
+    if (root / "trajectory.json").is_file():
+        findings.problems.append(_refused_file("trajectory.json", "a trajectory to start from"))
+    for folder, script in (("tests", "test"), ("solution", "solve")):
+        if (root / folder / f"{script}.bat").is_file() and not (root / folder / f"{script}.sh").is_file():
+            findings.problems.append(_refused_file(f"{folder}/{script}.bat", "a Windows script"))
+
+
+def network_notes(task: TaskToml, findings: Findings, *, forced: bool) -> list[str]:
+    """Decide the network: always none here; what asks for more is refused unless none is `forced`.
+
+    Harbor's default is public. A task that says nothing has not said that it needs a network, so it runs
+    without one, and the note says so. A task that names `public`, `allowlist` or `allow_internet = true`
+    is refused, unless its owner or the dataset says that it works without.
+    """
+    asked: list[tuple[KeyPath, str]] = []
+    environment = task.environment
+    if environment.network_mode in ("public", "allowlist"):
+        asked.append((("environment", "network_mode"), environment.network_mode))
+    if environment.allow_internet:
+        asked.append((("environment", "allow_internet"), "public"))
+    for phase, table in (("agent", task.agent), ("verifier", task.verifier)):
+        if table.network_mode in ("public", "allowlist"):
+            asked.append(((phase, "network_mode"), table.network_mode))
+    if forced:
+        return [f"network: none, forced; the task asks for {mode}" for _, mode in asked]
+    for path, mode in asked:
+        findings.refuse(path, f"network {mode!r}", _WITHOUT_NETWORK)
+    if not asked and environment.network_mode is None and environment.allow_internet is None:
+        note = "network: none, since the task names no network mode (in Harbor it would be public)"
+        findings.warn(("environment",), note, 'say `network_mode = "no-network"`', rule="network-unset")
+        return [note]
+    return []
+
+
+def _refused_file(file: str, what: str) -> Any:
+    from proctor.tasks.model import Problem
+
+    return Problem(file, None, None, f"{what} cannot be honoured yet", None, "error", "refused")
