@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proctor.common import ConfigError, RefusedError
@@ -13,6 +12,8 @@ from proctor.tasks.model import Problem
 from proctor.tasks.toml_lines import KeyPath, line_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pydantic import BaseModel, ValidationError
 
 _PLAIN = {

@@ -6,11 +6,14 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from proctor.common import digest_tree, state_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 IGNORE_FILE = ".harborignore"
 

@@ -5,10 +5,12 @@ The file format is Harbor's (`task.toml`, schema 1.4) plus a `[proctor]` table; 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 CarryKind = Literal["patch", "paths", "filesystem", "live"]
 RunnerKind = Literal["pytest", "unittest", "django", "sympy", "junit", "command"]

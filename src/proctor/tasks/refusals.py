@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from proctor.tasks.findings import Findings
     from proctor.tasks.schema import TaskToml
     from proctor.tasks.toml_lines import KeyPath
