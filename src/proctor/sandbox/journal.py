@@ -1,0 +1,128 @@
+"""What an Edge means to do, written before it does it, so that a later Edge can clean up after a sudden death.
+
+One `journal.jsonl` per Edge, append-only, one JSON object a line. Each record is a single `write` on an `O_APPEND`
+descriptor: a process killed between two records leaves whole lines. Records are *not* flushed to the disk one by one,
+because a death of the process cannot lose them (the page cache outlives it) and a death of the machine leaves nothing
+to clean up but a directory: processes, cgroups, mounts and memory are gone with it, and disk images have no name once
+they are attached. The sweep flushes every 30 s and at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from proctor.common import InfraError
+from proctor.sandbox.contract import EndReason
+
+VERSION = 1
+
+
+class State(StrEnum):
+    """The life of a sandbox, in order. A sandbox with no CLOSED is one that somebody has to clean up after."""
+
+    INTENT = "INTENT"
+    CREATED = "CREATED"
+    CLOSING = "CLOSING"
+    CLOSED = "CLOSED"
+
+
+class JournalRecord(BaseModel):
+    """One line of the journal."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: int = VERSION
+    at: str
+    sandbox: str
+    state: State
+    incarnation: int = 1
+    slot: str | None = None
+    pid: int | None = None
+    image: str | None = None
+    reason: EndReason | None = None
+    detail: str = ""
+    labels: dict[str, str] = {}
+
+
+def now() -> str:
+    """The present time as RFC 3339 in UTC with milliseconds."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class Journal:
+    """The open journal of a living Edge, and what it says about the sandboxes that have not ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._dirty = False
+        self.live: dict[str, State] = {}
+
+    def write(self, sandbox: str, state: State, **fields: Any) -> None:
+        """Append one record. Raises InfraError when the disk is full: then the act must not be done."""
+        # Built by hand, not through the model: this is on the path of every create. `read` checks each line strictly.
+        record: dict[str, Any] = {"version": VERSION, "at": now(), "sandbox": sandbox, "state": state.value}
+        record.update((key, value) for key, value in fields.items() if value not in (None, "", {}))
+        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        try:
+            written = os.write(self._descriptor, line)
+        except OSError as error:
+            raise InfraError(f"cannot write the journal {self.path}: {error.strerror}", remedy="free disk space") from error
+        if written != len(line):
+            raise InfraError(f"cannot write the journal {self.path}: the disk is full", remedy="free disk space")
+        self._dirty = True
+        if state is State.CLOSED:
+            self.live.pop(sandbox, None)
+        else:
+            self.live[sandbox] = state
+
+    def flush(self) -> None:
+        """Bring what was written to the disk."""
+        if self._dirty:
+            os.fdatasync(self._descriptor)
+            self._dirty = False
+
+    def close(self) -> None:
+        """Flush and close."""
+        if self._descriptor >= 0:
+            self.flush()
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def read(path: Path) -> Iterator[JournalRecord]:
+    """Records of a journal, oldest first. A torn last line (the disk was full) is passed over; others are errors."""
+    data = path.read_bytes()
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            yield JournalRecord.model_validate_json(line)
+        except ValueError as error:
+            if number == len(lines):
+                return
+            raise InfraError(f"{path}:{number}: not a journal record: {error}") from error
+
+
+def fold(records: Iterator[JournalRecord]) -> Mapping[str, JournalRecord]:
+    """The latest record of each sandbox that has not ended, with the facts of its earlier records filled in."""
+    latest: dict[str, JournalRecord] = {}
+    for record in records:
+        if record.state is State.CLOSED:
+            latest.pop(record.sandbox, None)
+            continue
+        before = latest.get(record.sandbox)
+        if before is not None:
+            known = before.model_dump(exclude_none=True) | record.model_dump(exclude_none=True, exclude_defaults=True)
+            record = JournalRecord.model_validate(known)
+        latest[record.sandbox] = record
+    return latest
