@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from proctor.models.contract import ModelClient, Usage
     from proctor.sandbox.contract import ExecResult, FileStat, Sandbox
     from proctor.tasks.model import AgentLimits, Task

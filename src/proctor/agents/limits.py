@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
@@ -12,6 +11,8 @@ from proctor.agents.contract import AgentResult, Recorder, Step, StopReason
 from proctor.common import ProctorError, RefusedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from proctor.models.contract import ModelAnswer, ModelClient, ModelSpec, Usage
     from proctor.tasks.model import AgentLimits
 

@@ -216,7 +216,9 @@ class BoundedRoom:
     ) -> _T:
         limit_s = self._limit(None)
         started_at, start = _now(), time.monotonic()
-        size, digest, error = None, None, "cut before it ended"
+        size: int | None = None
+        digest: str | None = None
+        error: str | None = "cut before it ended"
         try:
             with anyio.fail_after(limit_s):
                 value = await call()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,8 @@ from proctor.common import ConfigError, InfraError, RefusedError
 from proctor.models.contract import ModelClient, ModelError, ModelFault
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from proctor.sandbox.contract import Sandbox
     from proctor.tasks.model import AgentLimits, Task
 
