@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -122,7 +123,8 @@ def raise_problems(path: Path, problems: Iterable[Problem]) -> None:
     refused = all(problem.rule == "refused" for problem in errors)
     kind = RefusedError if refused else ConfigError
     first, rest = errors[0], len(errors) - 1
-    field_name = f"{first.file}:{first.line}" if first.line is not None else first.file
+    place = os.path.join(path, first.file)  # an absolute name stays as it is
+    field_name = f"{place}:{first.line}" if first.line is not None else place
     message = f"{first.field}: {first.message}" if first.field else first.message
     if rest:
         message += f"; and {rest} more"

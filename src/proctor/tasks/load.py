@@ -98,6 +98,11 @@ def read_task(
     return (None if findings.failed else task), findings.problems
 
 
+def task_digest(path: Path) -> str:
+    """Digest of a task directory's content (git's own folder does not count)."""
+    return digest_tree(path, ignore=_DIGEST_IGNORES)
+
+
 def _merge(below: Any, above: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(below) if isinstance(below, Mapping) else {}
     for key, value in above.items():
@@ -163,7 +168,7 @@ class _Reader:
         environment = self._environment()
         verifier = self._verifier()
         solution = self._solution()
-        digest = digest_tree(self.root, ignore=_DIGEST_IGNORES)
+        digest = task_digest(self.root)
         if overlay:
             digest = digest_json({"task": digest, "proctor": overlay})
         difficulty = (proctor and proctor.difficulty) or config.metadata.get("difficulty")

@@ -136,6 +136,7 @@ class Task:
     date: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     base_commit: str | None = None
+    """The commit in the image's repository that the work starts from; None: whatever HEAD is before it starts."""
     instance_id: str | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
     """Limits the task itself sets, by the field names of `AgentLimits`; what is absent is the run's choice."""
