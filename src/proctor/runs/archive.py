@@ -1,0 +1,99 @@
+"""The end of an attempt: its trajectory and its result, from what the record has gathered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from proctor.runs import atif
+from proctor.runs.atif import dump_trajectory
+from proctor.runs.clock import now_iso
+from proctor.runs.formats import TrialResult
+from proctor.runs.trajectory import build_trajectory, clean, clean_text, total_usage
+
+if TYPE_CHECKING:
+    from proctor.runs.outcome import Verdict
+    from proctor.runs.plan import AgentSpec, TrialPlan
+    from proctor.runs.record import TrialRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Which attempt this was: the number of tries including it, when it began (wall clock) and how long it took."""
+
+    trial: TrialPlan
+    tries: int
+    started_at: str
+    duration_s: float
+
+
+def archive(run_id: str, attempt: Attempt, record: TrialRecord, verdict: Verdict) -> TrialResult:
+    """Write trajectory.json, result.json and what else is written last; the record is then ready to be committed."""
+    trial = attempt.trial
+    trajectory = build_trajectory(
+        record.steps,
+        session_id=run_id,
+        trajectory_id=trial.id,
+        agent=atif_agent(trial.agent, record.tool_definitions),
+        instruction=trial.task.instruction,
+        started_at=attempt.started_at,
+        extra={"proctor": {"task": trial.task.name, "task_digest": trial.task.digest, "attempt": trial.attempt}},
+    )
+    record.put_bytes("trajectory.json", dump_trajectory(trajectory))
+    result = trial_result(run_id, attempt, record, verdict)
+    record.finish(result)
+    return result
+
+
+def atif_agent(agent: AgentSpec, tool_definitions: list[dict[str, Any]] | None) -> atif.Agent:
+    """The agent as ATIF names it: harness and model apart, sampling parameters and options in `extra`."""
+    extra: dict[str, Any] = {"label": agent.label, "options": clean(agent.options)}
+    if agent.model is not None:
+        extra["endpoint"] = agent.model.base_url
+        extra["sampling"] = sampling(agent)
+    return atif.Agent(
+        name=agent.name,
+        version=agent.version,
+        model_name=agent.model.name if agent.model else None,
+        tool_definitions=clean(tool_definitions) if tool_definitions else None,
+        extra=extra,
+    )
+
+
+def sampling(agent: AgentSpec) -> dict[str, Any]:
+    """The fixed sampling parameters of an agent's model."""
+    if agent.model is None:
+        return {}
+    names = ("temperature", "top_p", "seed", "max_tokens", "stream", "timeout_s", "max_retries")
+    return {name: getattr(agent.model, name) for name in names}
+
+
+def trial_result(run_id: str, attempt: Attempt, record: TrialRecord, verdict: Verdict) -> TrialResult:
+    """`result.json` of an attempt whose verdict stands."""
+    trial, grade = attempt.trial, record.grade
+    return TrialResult(
+        run_id=run_id,
+        trial_id=trial.id,
+        task=trial.task.name,
+        task_digest=trial.task.digest,
+        agent=trial.agent.label,
+        attempt=trial.attempt,
+        seed=trial.seed,
+        tries=attempt.tries,
+        outcome=verdict.outcome,
+        stop=verdict.stop,
+        detail=clean_text(verdict.detail),
+        verdict=grade.verdict if grade else None,
+        compat_resolved=grade.compat.resolved if grade and grade.compat else None,
+        rewards=dict(grade.rewards) if grade else {},
+        steps=len(record.steps),
+        execs=record.execs,
+        model_errors=record.model_errors,
+        usage=total_usage(record.steps),
+        returned_models=record.returned_models,
+        stages=record.stages.times,
+        started_at=attempt.started_at,
+        ended_at=now_iso(),
+        duration_s=round(attempt.duration_s, 6),
+        final_message=clean_text(record.final_message),
+    )

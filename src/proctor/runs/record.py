@@ -1,0 +1,364 @@
+"""Writing the record of a trial: in a directory nobody looks at, then committed by one rename.
+
+A reader, or a crash, sees a whole trial or none. Everything is written by the host, outside the sandbox.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import json
+import os
+import shutil
+import traceback
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from proctor.common import ExitCode, ProctorError, digest_tree
+from proctor.runs.clock import now_iso
+from proctor.runs.formats import (
+    CompatResult,
+    DiffFile,
+    DiffItem,
+    ExecLine,
+    FindingEntry,
+    FindingsFile,
+    GradeFile,
+    ModelCallLine,
+    ReceiptFile,
+    Stage,
+    StageTime,
+    StreamLine,
+    TestResult,
+    TrialResult,
+    dump,
+    dump_json,
+    plain,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from pydantic import BaseModel
+
+    from proctor.agents.contract import Step
+    from proctor.agents.room import RoomEvent
+    from proctor.grading.contract import Grade
+    from proctor.models.contract import ModelAnswer
+    from proctor.sandbox.contract import DiffEntry, ExecResult, Output, Receipt
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+TEMPORARY = ".tmp-"
+
+
+class RecordError(ProctorError):
+    """The record cannot be written; the run stops, and what was committed stays whole."""
+
+    exit_code = ExitCode.INFRA
+
+
+@contextmanager
+def record_errors(what: str) -> Iterator[None]:
+    """Turn an OSError of writing into one clear line."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise RecordError(
+                f"the disk is full: cannot write {what}",
+                field="record",
+                remedy="make room, then continue with --resume; finished trials are intact",
+            ) from error
+        raise RecordError(f"cannot write {what}: {error.strerror or error}", field="record",
+                          remedy="finished trials are intact; continue with --resume") from error  # fmt: skip
+
+
+class StageClock:
+    """The stages of one attempt, in order; entering one ends the one before."""
+
+    def __init__(self, on_enter: Callable[[Stage], None] = lambda stage: None) -> None:
+        self._times: list[StageTime] = []
+        self._started = 0.0
+        self._on_enter = on_enter
+
+    def enter(self, stage: Stage) -> None:
+        """Begin a stage. Stages come in the order of `Stage`, each at most once."""
+        if self._times and list(Stage).index(stage) <= list(Stage).index(self._times[-1].stage):
+            raise ValueError(f"stage {stage} cannot follow {self._times[-1].stage}")
+        self.leave()
+        self._times.append(StageTime(stage=stage, started_at=now_iso()))
+        self._started = monotonic()
+        self._on_enter(stage)
+
+    def leave(self) -> None:
+        """End the current stage."""
+        if self._times and self._times[-1].ended_at is None:
+            ended = {"ended_at": now_iso(), "duration_s": round(monotonic() - self._started, 6)}
+            self._times[-1] = self._times[-1].model_copy(update=ended)
+
+    @property
+    def times(self) -> list[StageTime]:
+        """The stages so far."""
+        return list(self._times)
+
+    @property
+    def current(self) -> Stage | None:
+        """The stage that is going on."""
+        return self._times[-1].stage if self._times and self._times[-1].ended_at is None else None
+
+
+class TrialRecord:
+    """The record of one attempt while it is being made. It is also the harness's Recorder."""
+
+    def __init__(self, directory: Path, *, on_stage: Callable[[Stage], None] = lambda stage: None) -> None:
+        self.directory = directory
+        self.stages = StageClock(on_stage)
+        self.steps: list[Step] = []
+        self.execs = 0
+        self.returned_models: list[str] = []
+        self.model_calls = 0
+        self.model_errors = 0
+        self.tool_definitions: list[dict[str, Any]] | None = None
+        self.final_message = ""
+        self.grade: Grade | None = None
+        self._files: dict[str, Any] = {}
+        self._receipts = ReceiptFile()
+        self._findings: list[FindingEntry] = []
+        with record_errors(directory.name):
+            (directory / "logs").mkdir(parents=True)
+
+    # What a harness calls.
+
+    def step(self, step: Step) -> None:
+        """Take one step of the trajectory."""
+        self.steps.append(step)
+
+    def log(self, line: str) -> None:
+        """Append a line to `logs/harness.log`."""
+        self._append("logs/harness.log", line.encode("utf-8", "backslashreplace") + b"\n")
+
+    # What the host observes.
+
+    def room_event(self, event: RoomEvent) -> None:
+        """Append one call on the agent's sandbox to `exec.jsonl`, before the harness sees its result."""
+        self.execs += 1
+        line = ExecLine(
+            seq=self.execs,
+            started_at=event.started_at,
+            kind=event.kind,
+            subject=event.subject,
+            duration_s=round(event.duration_s, 6),
+            limit_s=round(event.limit_s, 3),
+            size_bytes=event.size_bytes,
+            digest=event.digest,
+            error=event.error,
+            **_observed(event.result),
+        )
+        self._append("exec.jsonl", dump_json(line.model_dump(exclude_none=True)))
+
+    def model_call(
+        self, request: Mapping[str, Any], answer: ModelAnswer | None, *, model: str, error: str | None = None
+    ) -> None:
+        """Append one call of the model to `model-calls.jsonl`."""
+        self.model_calls += 1
+        self.model_errors += error is not None
+        answered: dict[str, Any] = {}
+        if answer is not None:
+            usage = {name: getattr(answer.usage, name) for name in answer.usage.__slots__}
+            answered = {
+                "returned_model": answer.returned_model,
+                "response": plain(answer.raw) or _answer(answer),
+                "attempts": answer.attempts,
+                "latency_s": answer.latency_s,
+                "first_token_s": answer.first_token_s,
+                "usage": {name: value for name, value in usage.items() if value is not None},
+            }
+            if answer.returned_model and answer.returned_model not in self.returned_models:
+                self.returned_models.append(answer.returned_model)
+        line = ModelCallLine(seq=self.model_calls, at=now_iso(), requested_model=model, request=plain(request),
+        error=error, **answered)  # fmt: skip
+        self._append("model-calls.jsonl", dump_json(line.model_dump(exclude_none=True)))
+
+    def agent_receipt(self, receipt: Receipt) -> None:
+        """Keep the receipt of the agent's sandbox."""
+        self._receipts = self._receipts.model_copy(update={"agent": plain(_fields(receipt))})
+
+    def diff(self, entries: Sequence[DiffEntry], *, archive: str = "diff.tar.zst") -> None:
+        """Keep the list of paths that the agent changed; `archive` says where, or why not, their content is kept."""
+        items = [DiffItem(**_fields(entry)) for entry in entries]
+        self.put("diff.json", DiffFile(entries=items, archive=archive))
+
+    def graded(self, grade: Grade) -> None:
+        """Keep the grade, its findings, the receipts of the grading rooms and the verifier's raw output."""
+        self.grade = grade
+        self.put("grade.json", grade_file(grade))
+        self._findings.extend(FindingEntry(kind=f.kind, detail=f.detail, severity=f.severity) for f in grade.findings)
+        self._receipts = self._receipts.model_copy(update={"grading": [plain(receipt) for receipt in grade.receipts]})
+        for name, text in grade.logs.items():
+            safe = name.replace("/", "_").lstrip(".") or "log"
+            self._append(f"logs/{safe}", text.encode("utf-8", "backslashreplace"))
+
+    def failure(self, error: Exception) -> None:
+        """Keep the traceback of the exception that ended the attempt in `logs/error.log`."""
+        text = "".join(traceback.format_exception(error))
+        self._append("logs/error.log", text.encode("utf-8", "backslashreplace"))
+
+    def put(self, name: str, model: BaseModel) -> None:
+        """Write one JSON file of the record."""
+        self.put_bytes(name, dump(model))
+
+    def put_bytes(self, name: str, content: bytes) -> None:
+        """Write one file of the record."""
+        with record_errors(f"{self.directory.name}/{name}"):
+            (self.directory / name).write_bytes(content)
+
+    def _append(self, name: str, content: bytes) -> None:
+        with record_errors(f"{self.directory.name}/{name}"):
+            if name not in self._files:
+                self._files[name] = (self.directory / name).open("ab", buffering=0)
+            view = memoryview(content)
+            while view:
+                view = view[self._files[name].write(view) :]
+
+    # The end.
+
+    def finish(self, result: TrialResult) -> None:
+        """Write what is written last, and close every file."""
+        self.put("receipt.json", self._receipts)
+        self.put("findings.json", FindingsFile(findings=self._findings))
+        self.put("result.json", result)
+        self._close()
+
+    def discard(self) -> None:
+        """Remove everything: this attempt is not kept."""
+        self._close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A trial that has been committed: where it is, and the digest of its content."""
+
+    directory: Path
+    digest: str
+
+
+def commit(record: TrialRecord, target: Path, *, superseded: Path) -> Committed:
+    """Make the record durable and visible: fsync every file, then one rename.
+
+    A record that is already there (an earlier `infra_error` that was run again) is moved to `superseded` first, never
+    lost.
+    """
+    with record_errors(target.name):
+        for folder, _, names in os.walk(record.directory):
+            for name in names:
+                _fsync(Path(folder, name))
+            _fsync(Path(folder))
+        digest = digest_tree(record.directory)
+        if target.exists():
+            superseded.mkdir(exist_ok=True)
+            os.rename(target, superseded / _free_name(superseded, target.name))
+        os.rename(record.directory, target)
+        _fsync(target.parent)
+    return Committed(target, digest)
+
+
+def _free_name(folder: Path, name: str) -> str:
+    number = 1
+    while (folder / f"{name}.{number}").exists():
+        number += 1
+    return f"{name}.{number}"
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def grade_file(grade: Grade) -> GradeFile:
+    """A Grade as `grade.json` holds it."""
+    compat = None
+    if grade.compat is not None:
+        compat = CompatResult(
+            resolved=grade.compat.resolved,
+            status=grade.compat.status,
+            patch_applied=grade.compat.patch_applied,
+            graded=grade.compat.graded,
+            tests=plain(grade.compat.tests),
+        )
+    return GradeFile(
+        verdict=grade.verdict,
+        resolved=grade.resolved,
+        rewards=dict(grade.rewards),
+        tests=[
+            TestResult(
+                test_id=t.test_id, group=t.group, status=str(t.status), ok=t.ok, unstable=t.unstable, runs=plain(t.runs)
+            )
+            for t in grade.tests
+        ],
+        compat=compat,
+        in_place=grade.in_place,
+        carry=grade.carry,
+        carried=plain(grade.carried),
+        error=grade.error,
+        infra=grade.infra,
+        duration_s=grade.duration_s,
+        rooms=grade.rooms,
+    )
+
+
+def stream_line(output: Output) -> StreamLine:
+    """A captured stream: as text when it is UTF-8 as a whole, else exactly, in base64."""
+    kept = output.head + output.tail
+    try:
+        return StreamLine(text=kept.decode("utf-8"), total=output.total, dropped=output.dropped)
+    except UnicodeDecodeError:
+        return StreamLine(base64=base64.b64encode(kept).decode("ascii"), total=output.total, dropped=output.dropped)
+
+
+def _observed(result: ExecResult | None) -> dict[str, Any]:
+    if result is None:
+        return {}
+    return {
+        "argv": list(result.argv),
+        "exit_code": result.exit_code,
+        "signal": result.signal,
+        "reason": str(result.reason) if result.reason is not None else None,
+        "timed_out": result.timed_out,
+        "leftover": result.leftover,
+        "stdout": stream_line(result.stdout),
+        "stderr": stream_line(result.stderr),
+    }
+
+
+def _answer(answer: ModelAnswer) -> dict[str, Any]:
+    calls = [{"id": call.call_id, "name": call.name, "arguments": call.arguments} for call in answer.tool_calls]
+    return {
+        "text": answer.text,
+        "tool_calls": calls,
+        "reasoning": answer.reasoning,
+        "finish_reason": answer.finish_reason,
+    }
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a `.jsonl` file of a record, one at a time."""
+    if path.exists():
+        with path.open("rb") as file:
+            for line in file:
+                yield json.loads(line)

@@ -1,0 +1,215 @@
+"""From a run directory to numbers that can be defended: every total is computed from the records, none is stored.
+
+Every rate comes with its denominators: how many trials were planned, graded, and excluded for which reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from proctor.runs.formats import RunLock, TrialResult, load
+from proctor.runs.ledger import Ledger, LedgerError, read_ledger, verify_ledger
+from proctor.runs.outcome import Outcome
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOT_RUN = "not_run"
+"""Why a planned trial is not in the denominator when it has no outcome: it has not been run (yet)."""
+_Z95 = 1.959963984540054
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTrial:
+    """A trial as the ledger planned it, with its result once it has one."""
+
+    id: str
+    task: str
+    agent: str
+    attempt: int
+    result: TrialResult | None
+    status: str
+    """The outcome; without a result `cancelled` or `not_run`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run as it is on disk. `damage` says what is wrong with the ledger, if anything is."""
+
+    directory: Path
+    lock: RunLock
+    ledger: Ledger
+    trials: tuple[PlannedTrial, ...]
+    damage: str | None
+
+    def trial(self, trial_id: str) -> PlannedTrial | None:
+        """The planned trial with this id."""
+        return next((trial for trial in self.trials if trial.id == trial_id), None)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRow:
+    """One line of the table: an agent over all tasks.
+
+    `rate` averages the attempts at a task first; `low` and `high` are its 95 % Wilson interval over tasks. `worst`
+    and `best` are the rates if every excluded trial had failed or passed.
+    """
+
+    agent: str
+    planned: int
+    graded: int
+    resolved: int
+    tasks: int
+    rate: float | None
+    low: float | None
+    high: float | None
+    worst: float
+    best: float
+    outcomes: Mapping[str, int]
+    excluded: Mapping[str, int]
+    tokens: int | None
+    cost_usd: float | None
+    duration_s: float
+
+
+def read_run(directory: Path) -> RunView:
+    """Read a run directory. A damaged chain is reported in `damage`; a run without lock or ledger is a ConfigError."""
+    lock = load(RunLock, directory / "run.json")
+    damage = None
+    try:
+        ledger = verify_ledger(directory)
+    except LedgerError as error:
+        damage = error.line()
+        try:
+            ledger = read_ledger(directory)
+        except LedgerError:
+            ledger = Ledger(())
+    return RunView(directory, lock, ledger, _planned(directory, lock, ledger), damage)
+
+
+def _planned(directory: Path, lock: RunLock, ledger: Ledger) -> tuple[PlannedTrial, ...]:
+    cancelled = {row.data["trial"] for row in ledger.of("cancelled")}
+    trials = []
+    for row in ledger.of("planned"):
+        trial_id, path = row.data["trial"], directory / "trials" / row.data["trial"] / "result.json"
+        result = load(TrialResult, path) if path.exists() else None
+        status = str(result.outcome) if result else str(Outcome.CANCELLED) if trial_id in cancelled else NOT_RUN
+        data = row.data
+        trials.append(PlannedTrial(trial_id, data["task"], data["agent"], data["attempt"], result, status))
+    return tuple(trials)
+
+
+def summarise(trials: Iterable[PlannedTrial], agents: Sequence[str]) -> list[AgentRow]:
+    """One row for each agent, in the order given."""
+    by_agent: dict[str, list[PlannedTrial]] = {agent: [] for agent in agents}
+    for trial in trials:
+        by_agent.setdefault(trial.agent, []).append(trial)
+    return [_row(agent, of_agent) for agent, of_agent in by_agent.items()]
+
+
+def _row(agent: str, trials: Sequence[PlannedTrial]) -> AgentRow:
+    results = [trial.result for trial in trials if trial.result is not None]
+    graded = [result for result in results if result.outcome.is_graded]
+    resolved = sum(result.outcome is Outcome.RESOLVED for result in graded)
+    outcomes = Counter(trial.status for trial in trials)
+    excluded = {
+        reason: count
+        for reason, count in sorted(outcomes.items())
+        if reason == NOT_RUN or not Outcome(reason).is_graded
+    }
+    out = sum(excluded.values())
+    per_task = rates_by_task(graded)
+    rate = sum(per_task.values()) / len(per_task) if per_task else None
+    low, high = wilson(rate * len(per_task), len(per_task)) if rate is not None else (None, None)
+    return AgentRow(
+        agent=agent,
+        planned=len(trials),
+        graded=len(graded),
+        resolved=resolved,
+        tasks=len(per_task),
+        rate=rate,
+        low=low,
+        high=high,
+        worst=resolved / len(trials) if trials else 0.0,
+        best=(resolved + out) / len(trials) if trials else 1.0,
+        outcomes=dict(sorted(outcomes.items())),
+        excluded=excluded,
+        tokens=_known_sum(_tokens(result) for result in results),
+        cost_usd=_known_sum(result.usage.cost_usd for result in results if result.usage.model_calls),
+        duration_s=sum(result.duration_s for result in results),
+    )
+
+
+def rates_by_task(graded: Iterable[TrialResult]) -> dict[str, float]:
+    """For each task, the share of its graded attempts that were resolved."""
+    attempts: dict[str, list[bool]] = {}
+    for result in graded:
+        attempts.setdefault(result.task, []).append(result.outcome is Outcome.RESOLVED)
+    return {task: sum(passed) / len(passed) for task, passed in attempts.items()}
+
+
+def wilson(successes: float, n: int, z: float = _Z95) -> tuple[float, float]:
+    """Wilson's score interval for a proportion (Wilson 1927; Brown, Cai and DasGupta 2001).
+
+    `successes` may be fractional: with several attempts at each task it is the sum of the tasks' mean rates and `n`
+    the number of tasks, so repeats never make the interval narrower than independent tasks would.
+    """
+    if n <= 0:
+        raise ValueError("an interval needs at least one observation")
+    p = successes / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def _tokens(result: TrialResult) -> int | None:
+    usage = result.usage
+    if not usage.model_calls:
+        return 0
+    if usage.prompt_tokens is None or usage.completion_tokens is None:
+        return None
+    return usage.prompt_tokens + usage.completion_tokens
+
+
+def _known_sum(values: Iterable[Any]) -> Any:
+    """The sum, or None when a part of it is unknown."""
+    known = list(values)
+    return None if None in known else sum(known)
+
+
+def as_json(view: RunView) -> dict[str, Any]:
+    """The run as `proctor show --json` prints it."""
+    rows = summarise(view.trials, [agent.label for agent in view.lock.agents])
+    return {
+        "run_id": view.lock.run_id,
+        "directory": str(view.directory),
+        "dataset": view.lock.dataset.model_dump(),
+        "ledger": {"ok": view.damage is None, "damage": view.damage, **view.ledger.head.model_dump()},
+        "unrunnable": [task.model_dump() for task in view.lock.unrunnable],
+        "agents": [{name: _jsonable(getattr(row, name)) for name in AgentRow.__dataclass_fields__} for row in rows],
+        "trials": [
+            {
+                "trial": trial.id,
+                "task": trial.task,
+                "agent": trial.agent,
+                "attempt": trial.attempt,
+                "outcome": trial.status,
+                "stop": trial.result.stop if trial.result else None,
+                "detail": trial.result.detail if trial.result else "",
+                "verdict": trial.result.verdict if trial.result else None,
+                "compat_resolved": trial.result.compat_resolved if trial.result else None,
+                "rewards": trial.result.rewards if trial.result else {},
+                "tries": trial.result.tries if trial.result else 0,
+                "duration_s": trial.result.duration_s if trial.result else None,
+            }
+            for trial in view.trials
+        ],
+    }
+
+
+def _jsonable(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value

@@ -1,0 +1,142 @@
+"""Tables and lines for people: the comparison of agents, the matrix of tasks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from proctor.runs.outcome import Outcome
+from proctor.runs.summary import NOT_RUN, summarise
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console, RenderableType
+
+    from proctor.runs.summary import AgentRow, PlannedTrial, RunView
+
+MARKS: dict[str, tuple[str, str]] = {
+    Outcome.RESOLVED: ("✓", "green"),
+    Outcome.UNRESOLVED: ("✗", "red"),
+    Outcome.AGENT_LIMIT: ("L", "yellow"),
+    Outcome.DISQUALIFIED: ("D", "magenta"),
+    Outcome.INFRA_ERROR: ("I", "cyan"),
+    Outcome.VERIFIER_ERROR: ("V", "cyan"),
+    Outcome.CANCELLED: ("-", "dim"),
+    NOT_RUN: ("·", "dim"),
+}
+
+
+def comparison(rows: Sequence[AgentRow]) -> RenderableType:
+    """agents x (planned, graded, resolved, rate with interval, how else they ended, excluded by reason)."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("agent", overflow="fold")
+    for name in ("planned", "graded", "resolved", "rate"):
+        table.add_column(name, justify="right")
+    table.add_column("95 % interval", justify="right")
+    table.add_column("not resolved", overflow="fold")
+    table.add_column("excluded", overflow="fold")
+    for row in rows:
+        table.add_row(
+            Text(row.agent),
+            str(row.planned),
+            str(row.graded),
+            str(row.resolved),
+            percent(row.rate),
+            f"{percent(row.low)} .. {percent(row.high)}" if row.rate is not None else "",
+            reasons(_failed(row)) or "-",
+            reasons(row.excluded) or "-",
+        )
+    return table
+
+
+def bounds(rows: Sequence[AgentRow]) -> list[str]:
+    """For agents with excluded trials: what the rate could be if those had all failed, or all passed."""
+    return [
+        f"{row.agent}: {sum(row.excluded.values())} of {row.planned} planned trials are excluded; counted as failed "
+        f"or as resolved, the rate would be {percent(row.worst)} or {percent(row.best)}"
+        for row in rows
+        if row.excluded
+    ]
+
+
+def matrix(trials: Sequence[PlannedTrial], agents: Sequence[str]) -> RenderableType:
+    """tasks x agents, one mark for each attempt."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("task", overflow="fold")
+    for agent in agents:
+        table.add_column(agent, justify="center", overflow="fold")
+    cells: dict[str, dict[str, list[PlannedTrial]]] = {}
+    for trial in trials:
+        cells.setdefault(trial.task, {}).setdefault(trial.agent, []).append(trial)
+    for task, by_agent in cells.items():
+        marks = []
+        for agent in agents:
+            text = Text()
+            for trial in sorted(by_agent.get(agent, []), key=lambda trial: trial.attempt):
+                text.append(*MARKS[trial.status])
+            marks.append(text)
+        table.add_row(Text(task), *marks)
+    return table
+
+
+def legend(trials: Sequence[PlannedTrial]) -> str:
+    """What the marks of the matrix mean: only those that occur."""
+    present = {trial.status for trial in trials}
+    return "  ".join(f"{mark} {name}" for name, (mark, _) in MARKS.items() if name in present)
+
+
+def print_run(console: Console, view: RunView, *, with_matrix: bool = True) -> None:
+    """The whole picture of a run: comparison, denominators, matrix, what cannot be run, the state of the ledger."""
+    from rich.text import Text
+
+    agents = [agent.label for agent in view.lock.agents]
+    rows = summarise(view.trials, agents)
+    dataset = view.lock.dataset
+    head = f"run {view.lock.run_id}: {dataset.name} {dataset.version}".rstrip()
+    plan = f"{len(view.lock.tasks)} tasks x {len(agents)} agents x {view.lock.attempts} attempts"
+    console.print(Text(f"{head}, {plan}", style="bold"))
+    console.print(comparison(rows))
+    for line in bounds(rows):
+        console.print(Text(line))
+    if with_matrix and view.trials:
+        console.print()
+        console.print(matrix(view.trials, agents))
+        console.print(Text(legend(view.trials), style="dim"))
+    for task in view.lock.unrunnable:
+        console.print(Text(f"not runnable here: {task.name}: {task.reason}", style="yellow"))
+    print_ledger(console, view)
+
+
+def print_ledger(console: Console, view: RunView) -> None:
+    """One line on the chain: whole with its head, or what is wrong."""
+    from rich.text import Text
+
+    if view.damage is None:
+        head = view.ledger.head
+        console.print(Text(f"ledger: {head.rows} rows, chain whole, head {head.hash}", style="dim"))
+    else:
+        console.print(Text(f"ledger: DAMAGED: {view.damage}", style="bold red"))
+
+
+def percent(value: float | None) -> str:
+    """`0.5` as `50.0 %`; unknown as `-`."""
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def reasons(counts: object) -> str:
+    """`{"infra_error": 2}` as `2 infra_error`."""
+    return ", ".join(f"{count} {reason}" for reason, count in counts.items()) if isinstance(counts, dict) else ""
+
+
+def _failed(row: AgentRow) -> dict[str, int]:
+    return {
+        reason: count
+        for reason, count in row.outcomes.items()
+        if reason not in row.excluded and reason != Outcome.RESOLVED
+    }
