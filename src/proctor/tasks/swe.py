@@ -21,7 +21,7 @@ from proctor.tasks.instruction import strip_canary
 from proctor.tasks.load import task_digest
 from proctor.tasks.model import Unrunnable
 from proctor.tasks.rows import ROW_SUFFIXES, read_rows
-from proctor.tasks.swe_recipe import REPO, recipe_document
+from proctor.tasks.swe_recipe import COMMENT, REPO, recipe_document
 from proctor.tasks.swe_rows import LOG_FORMATS, EnvRecipe, SweRow, parse_env, parse_row
 from proctor.tasks.toml_write import dump_toml
 
@@ -173,7 +173,7 @@ def plan_task(instance: Instance) -> Planned | Unrunnable:
             recipe = recipe_document(env)
         except ConfigError as error:
             return Unrunnable(row.instance_id, error.message)
-        files["environment/recipe.toml"] = dump_toml(recipe).encode()
+        files["environment/recipe.toml"] = (COMMENT + dump_toml(recipe)).encode()
         files["task.toml"] = dump_toml(_task_toml(row, _tests_from_env(row, env), env)).encode()
         return Planned(row.instance_id, files, archive, env.archive.sha256)
     if row.image is None or row.eval_script is None:
