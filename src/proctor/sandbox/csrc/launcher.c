@@ -1,6 +1,429 @@
+/* The launcher: answers the Edge's requests with slots that the stocker keeps ready.
+ *
+ * One thread, one poll loop. A launch has two halves, and several launches may be between them: building the root as
+ * detached mounts (here), and attaching it (in the slot, which then answers on its own socket).
+ */
 #include "launcher.h"
 
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cgroups.h"
+#include "mounts.h"
+#include "plan.h"
+#include "slots.h"
+#include "sys.h"
+
+#define POOL_MAX 256
+#define FLIGHT_MAX 64
+#define QUEUE_MAX 1024
+#define SLOT_DEADLINE_MS 20000
+
+struct slot {
+    struct slot_offer offer;
+    int control, pidfd, userns;
+};
+
+/* A launch that its slot has not answered yet. */
+struct flight {
+    uint64_t request;
+    struct slot slot;
+    struct root_mounts mounts;
+    int channel; /* the Edge's end */
+    struct words timings, facts;
+};
+
+/* A launch that waits for a slot. */
+struct waiting {
+    struct waiting *next;
+    size_t size;
+    int fds[MESSAGE_FDS_MAX];
+    unsigned fd_count;
+    uint32_t network;
+    unsigned char data[];
+};
+
+struct launcher {
+    int control, stocker;
+    struct config config;
+    struct cgroups cgroups;
+    struct template template;
+    struct slot pool[POOL_MAX];
+    unsigned pool_count;
+    uint32_t ordered[2]; /* slots asked of the stocker, by network kind */
+    struct flight flights[FLIGHT_MAX];
+    unsigned flight_count;
+    struct waiting *first, **last;
+    unsigned waiting_count;
+};
+
+static unsigned char inbox[MESSAGE_MAX];
+static unsigned char config_bytes[MESSAGE_MAX];
+static struct plan plan;
+
+/* --- answers -------------------------------------------------------------------------------------------------------- */
+
+struct launched {
+    struct message_header header;
+    int32_t error;
+    uint32_t pid;
+    uint32_t uid_base;
+    char step[32];
+    char slot[NAME_MAX_BYTES];
+    char timings[768];
+    char facts[768];
+} __attribute__((packed));
+
+static void answer(const struct launcher *launcher, uint64_t request, const struct flight *flight, const struct failure *failure) {
+    static struct launched message;
+    memset(&message, 0, sizeof message);
+    message.header = (struct message_header){PLAN_MAGIC, PLAN_VERSION, MESSAGE_LAUNCHED, request};
+    int fds[3];
+    unsigned fd_count = 0;
+    if (failure != NULL) {
+        message.error = failure->error != 0 ? failure->error : EIO;
+        snprintf(message.step, sizeof message.step, "%s", failure->step);
+    }
+    if (flight != NULL) {
+        snprintf(message.slot, sizeof message.slot, "%s", flight->slot.offer.name);
+        memcpy(message.timings, flight->timings.text, sizeof message.timings);
+        memcpy(message.facts, flight->facts.text, sizeof message.facts);
+        message.pid = (uint32_t)flight->slot.offer.pid;
+        message.uid_base = flight->slot.offer.uid_base;
+    }
+    if (failure == NULL && flight != NULL) {
+        fds[fd_count++] = flight->slot.pidfd;
+        fds[fd_count++] = flight->channel;
+        fds[fd_count++] = flight->mounts.upper;
+    }
+    /* The Edge reads all the time; if it does not, it is gone or broken, and then nothing of ours may stay. */
+    if (packet_send(launcher->control, &message, sizeof message, fds, fd_count) < 0) exit(1);
+}
+
+static void drop_slot(const struct launcher *launcher, struct slot *slot) {
+    sys_pidfd_send_signal(slot->pidfd, SIGKILL);
+    struct pollfd dead = {.fd = slot->pidfd, .events = POLLIN};
+    /* Its groups can be removed once it is dead; a slot that takes longer is left to the sweep. */
+    if (poll(&dead, 1, 200) == 1) cgroups_remove_slot(&launcher->cgroups, slot->offer.name);
+    close(slot->control);
+    close(slot->pidfd);
+    if (slot->userns >= 0) close(slot->userns);
+}
+
+/* --- the pool --------------------------------------------------------------------------------------------------------- */
+
+static void order_slots(struct launcher *launcher, uint32_t network, uint32_t count) {
+    const struct slot_request request = {.count = count, .network = network};
+    if (count == 0) return;
+    if (packet_send(launcher->stocker, &request, sizeof request, NULL, 0) < 0) exit(1);
+    launcher->ordered[network] += count;
+}
+
+/* Refills in batches: the first attach of a batch pays the kernel's grace period, the others ride along. */
+static void refill(struct launcher *launcher) {
+    uint32_t target = launcher->config.pool;
+    uint32_t coming = launcher->pool_count + launcher->ordered[NETWORK_NONE];
+    if (coming <= target / 2) order_slots(launcher, NETWORK_NONE, target - coming);
+}
+
+static int take_slot(struct launcher *launcher, struct slot *slot) {
+    while (launcher->pool_count > 0) {
+        *slot = launcher->pool[0];
+        memmove(launcher->pool, launcher->pool + 1, --launcher->pool_count * sizeof *slot);
+        struct pollfd dead = {.fd = slot->pidfd, .events = POLLIN};
+        if (poll(&dead, 1, 0) == 0) return 1;
+        drop_slot(launcher, slot);
+    }
+    return 0;
+}
+
+/* --- launching -------------------------------------------------------------------------------------------------------- */
+
+static void close_all(const int *fds, unsigned count) {
+    for (unsigned i = 0; i < count; i++) close(fds[i]);
+}
+
+static int hand_over(struct flight *flight, const unsigned char *body, size_t size, struct failure *failure) {
+    int sockets[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) < 0) return fail(failure, "channel", errno);
+    flight->channel = sockets[0];
+    int fds[BINDS_MAX + 2] = {flight->mounts.root, sockets[1]};
+    memcpy(fds + 2, flight->mounts.binds, flight->mounts.bind_count * sizeof(int));
+    long sent = packet_send(flight->slot.control, body, size, fds, flight->mounts.bind_count + 2);
+    int error = errno;
+    close(sockets[1]);
+    return sent < 0 ? fail(failure, "hand-over", error) : 0;
+}
+
+/* First half of a launch. `data` is a whole LAUNCH message; the slot is consumed in any case. */
+static void launch(struct launcher *launcher, const struct slot *slot, unsigned char *data, size_t size, const int *fds,
+                   unsigned fd_count) {
+    struct failure failure = {"", 0};
+    struct flight *flight = &launcher->flights[launcher->flight_count];
+    const struct message_header *header = (const struct message_header *)(const void *)data;
+    *flight = (struct flight){.request = header->request, .slot = *slot, .channel = -1, .mounts = {.root = -1, .upper = -1}};
+    words_start(&flight->timings);
+    words_start(&flight->facts);
+    unsigned char *body = data + sizeof *header;
+    size_t body_size = size - sizeof *header;
+    int bad = plan_parse(body, body_size, &plan, &failure);
+    if (!bad) bad = cgroups_limit(&launcher->cgroups, slot->offer.name, &plan, &failure);
+    words_step(&flight->timings, "limits");
+    if (!bad)
+        bad = mounts_build_root(&launcher->template, &plan, fds, fd_count, slot->userns, slot->offer.uid_base, &flight->mounts,
+                                &flight->timings, &flight->facts, &failure);
+    if (!bad) bad = hand_over(flight, body, body_size, &failure);
+    words_step(&flight->timings, "handover");
+    if (!bad) {
+        launcher->flight_count++;
+        return;
+    }
+    mounts_close(&flight->mounts);
+    if (flight->channel >= 0) close(flight->channel);
+    drop_slot(launcher, &flight->slot);
+    answer(launcher, flight->request, flight, &failure);
+}
+
+/* Second half: the slot has attached everything, or says why not, or died. */
+static void land(struct launcher *launcher, unsigned index) {
+    struct flight *flight = &launcher->flights[index];
+    struct slot_reply reply = {0};
+    int fds[MESSAGE_FDS_MAX];
+    unsigned fd_count;
+    long size = packet_receive(flight->slot.control, &reply, sizeof reply, fds, &fd_count);
+    words_step(&flight->timings, "slot");
+    struct failure failure = {"slot-died", EPIPE};
+    int good = size == sizeof reply && reply.error == 0;
+    if (size == sizeof reply && reply.error != 0) failure = (struct failure){reply.step, reply.error};
+    answer(launcher, flight->request, flight, good ? NULL : &failure);
+    mounts_close(&flight->mounts);
+    close(flight->channel);
+    if (good) {
+        close(flight->slot.control);
+        close(flight->slot.pidfd);
+        close(flight->slot.userns);
+    } else {
+        drop_slot(launcher, &flight->slot);
+    }
+    launcher->flights[index] = launcher->flights[--launcher->flight_count];
+}
+
+static void enqueue(struct launcher *launcher, const unsigned char *data, size_t size, const int *fds, unsigned fd_count,
+                    uint32_t network) {
+    struct waiting *waiting = launcher->waiting_count < QUEUE_MAX ? malloc(sizeof *waiting + size) : NULL;
+    if (waiting == NULL) {
+        const struct failure failure = {"queue", EAGAIN};
+        answer(launcher, ((const struct message_header *)(const void *)data)->request, NULL, &failure);
+        close_all(fds, fd_count);
+        return;
+    }
+    *waiting = (struct waiting){.size = size, .fd_count = fd_count, .network = network};
+    memcpy(waiting->data, data, size);
+    memcpy(waiting->fds, fds, fd_count * sizeof *fds);
+    *launcher->last = waiting;
+    launcher->last = &waiting->next;
+    launcher->waiting_count++;
+}
+
+static struct waiting *dequeue(struct launcher *launcher, uint32_t network) {
+    for (struct waiting **link = &launcher->first; *link != NULL; link = &(*link)->next) {
+        struct waiting *waiting = *link;
+        if (waiting->network != network) continue;
+        *link = waiting->next;
+        if (launcher->last == &waiting->next) launcher->last = link;
+        launcher->waiting_count--;
+        return waiting;
+    }
+    return NULL;
+}
+
+static void launch_waiting(struct launcher *launcher, const struct slot *slot, struct waiting *waiting) {
+    launch(launcher, slot, waiting->data, waiting->size, waiting->fds, waiting->fd_count);
+    close_all(waiting->fds, waiting->fd_count);
+    free(waiting);
+}
+
+/* A request of the Edge. Only its network kind is read before a slot is there; the plan is parsed once, with its slot. */
+static void handle_request(struct launcher *launcher, size_t size, int *fds, unsigned fd_count) {
+    const struct message_header *header = (const struct message_header *)(const void *)inbox;
+    static unsigned char copy[MESSAGE_MAX];
+    struct failure failure = {"", 0};
+    struct slot slot;
+    if (size <= sizeof *header || header->magic != PLAN_MAGIC || header->version != PLAN_VERSION || header->type != MESSAGE_LAUNCH)
+        exit(1);
+    memcpy(copy, inbox, size);
+    if (plan_parse(copy + sizeof *header, size - sizeof *header, &plan, &failure) < 0) {
+        answer(launcher, header->request, NULL, &failure);
+        close_all(fds, fd_count);
+        return;
+    }
+    uint32_t network = plan.network;
+    if (network == NETWORK_NONE && launcher->first == NULL && launcher->flight_count < FLIGHT_MAX && take_slot(launcher, &slot)) {
+        launch(launcher, &slot, inbox, size, fds, fd_count);
+        close_all(fds, fd_count);
+    } else {
+        enqueue(launcher, inbox, size, fds, fd_count, network);
+        if (network == NETWORK_OPEN) order_slots(launcher, network, 1);
+    }
+}
+
+static void handle_offer(struct launcher *launcher) {
+    struct slot slot = {.control = -1, .pidfd = -1, .userns = -1};
+    int fds[MESSAGE_FDS_MAX];
+    unsigned fd_count;
+    long size = packet_receive(launcher->stocker, &slot.offer, sizeof slot.offer, fds, &fd_count);
+    if (size != sizeof slot.offer) exit(1);
+    if (launcher->ordered[slot.offer.network] > 0) launcher->ordered[slot.offer.network]--;
+    struct waiting *waiting;
+    if (slot.offer.error != 0 || fd_count != 3) {
+        const struct failure failure = {slot.offer.step, slot.offer.error};
+        close_all(fds, fd_count);
+        /* One refusal answers one waiting launch, so a machine that cannot make slots says so instead of hanging. */
+        if ((waiting = dequeue(launcher, slot.offer.network)) != NULL) {
+            answer(launcher, ((struct message_header *)(void *)waiting->data)->request, NULL, &failure);
+            close_all(waiting->fds, waiting->fd_count);
+            free(waiting);
+        }
+        return;
+    }
+    slot.control = fds[0];
+    slot.pidfd = fds[1];
+    slot.userns = fds[2];
+    if (launcher->flight_count < FLIGHT_MAX && (waiting = dequeue(launcher, slot.offer.network)) != NULL) {
+        launch_waiting(launcher, &slot, waiting);
+    } else if (slot.offer.network == NETWORK_NONE && launcher->pool_count < POOL_MAX) {
+        launcher->pool[launcher->pool_count++] = slot;
+    } else {
+        drop_slot(launcher, &slot);
+    }
+}
+
+/* Launches that waited while all flights were taken. */
+static void drain_queue(struct launcher *launcher) {
+    struct slot slot;
+    struct waiting *waiting;
+    while (launcher->flight_count < FLIGHT_MAX && launcher->pool_count > 0 &&
+           (waiting = dequeue(launcher, NETWORK_NONE)) != NULL) {
+        if (take_slot(launcher, &slot)) {
+            launch_waiting(launcher, &slot, waiting);
+        } else {
+            enqueue(launcher, waiting->data, waiting->size, waiting->fds, waiting->fd_count, waiting->network);
+            free(waiting);
+            return;
+        }
+    }
+}
+
+/* --- start and loop ------------------------------------------------------------------------------------------------------ */
+
+static _Noreturn void refuse_start(int control, const struct failure *failure) {
+    struct launcher launcher = {.control = control};
+    answer(&launcher, 0, NULL, failure);
+    exit(1);
+}
+
+static void configure(struct launcher *launcher, struct failure *failure) {
+    int fds[MESSAGE_FDS_MAX];
+    unsigned fd_count;
+    long size = packet_receive(launcher->control, config_bytes, sizeof config_bytes, fds, &fd_count);
+    const struct message_header *header = (const struct message_header *)(const void *)config_bytes;
+    if (size <= 0) exit(0);
+    if ((size_t)size <= sizeof *header || header->magic != PLAN_MAGIC || header->version != PLAN_VERSION ||
+        header->type != MESSAGE_CONFIG) {
+        fail(failure, "config-header", EPROTO);
+        refuse_start(launcher->control, failure);
+    }
+    if (config_parse(config_bytes + sizeof *header, (size_t)size - sizeof *header, &launcher->config, failure) < 0 ||
+        cgroups_open(&launcher->config, &launcher->cgroups, failure) < 0)
+        refuse_start(launcher->control, failure);
+}
+
+static int enter_own_namespace(struct launcher *launcher, struct failure *failure) {
+    if (unshare(CLONE_NEWNS) < 0) return fail(failure, "mount-namespace", errno);
+    /* Slave, not private: what the machine mounts later (an image store) is seen, nothing of ours is seen outside. */
+    if (sys_mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0) return fail(failure, "mount-propagation", errno);
+    return mounts_make_template(&launcher->template, failure);
+}
+
+static void start_stocker(struct launcher *launcher, struct failure *failure) {
+    int sockets[2], fds[MESSAGE_FDS_MAX];
+    unsigned fd_count;
+    struct slot_offer greeting = {0};
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) < 0) {
+        fail(failure, "stocker-socket", errno);
+        refuse_start(launcher->control, failure);
+    }
+    const struct stocker_setup setup = {
+        .config = &launcher->config,
+        .cgroups = &launcher->cgroups,
+        .template = &launcher->template,
+        .request_fd = sockets[1],
+        .foreign = {launcher->control, sockets[0], launcher->template.scratch},
+    };
+    launcher->stocker = sockets[0];
+    if (stocker_start(&setup, failure) < 0) refuse_start(launcher->control, failure);
+    close(sockets[1]);
+    if (packet_receive(launcher->stocker, &greeting, sizeof greeting, fds, &fd_count) != sizeof greeting)
+        greeting = (struct slot_offer){.error = EPIPE, .step = "stocker-died"};
+    if (greeting.error != 0) {
+        fail(failure, greeting.step, greeting.error);
+        refuse_start(launcher->control, failure);
+    }
+}
+
+static _Noreturn void serve(struct launcher *launcher) {
+    for (;;) {
+        struct pollfd polled[2 + FLIGHT_MAX] = {
+            {.fd = launcher->control, .events = POLLIN}, {.fd = launcher->stocker, .events = POLLIN}};
+        unsigned flights = launcher->flight_count;
+        for (unsigned i = 0; i < flights; i++)
+            polled[2 + i] = (struct pollfd){.fd = launcher->flights[i].slot.control, .events = POLLIN};
+        if (poll(polled, 2 + flights, -1) < 0) {
+            if (errno == EINTR) continue;
+            exit(1);
+        }
+        /* From the last to the first: land() moves the last flight into the freed place. */
+        for (unsigned i = flights; i > 0; i--) {
+            if (polled[1 + i].revents != 0) land(launcher, i - 1);
+        }
+        if (polled[0].revents != 0) {
+            int fds[MESSAGE_FDS_MAX];
+            unsigned fd_count;
+            long size = packet_receive(launcher->control, inbox, sizeof inbox, fds, &fd_count);
+            if (size <= 0) exit(0); /* the Edge is gone; the stocker and every slot die with this process */
+            handle_request(launcher, (size_t)size, fds, fd_count);
+        }
+        if (polled[1].revents != 0) handle_offer(launcher);
+        drain_queue(launcher);
+        refill(launcher);
+    }
+}
+
 int launcher_main(int control_fd) {
-    (void)control_fd;
-    return 70;
+    static struct launcher launcher;
+    struct failure failure = {"", 0};
+    const struct rlimit no_core = {0, 0};
+    /* The process that started this one may be gone already; then the socket says so at the first read. */
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || setrlimit(RLIMIT_CORE, &no_core) < 0 || prctl(PR_SET_DUMPABLE, 0) < 0) return 1;
+    if (control_fd != 3 && (dup2(control_fd, 3) < 0)) return 1;
+    if (sys_close_range(4, ~0u) < 0 || fcntl(3, F_SETFD, FD_CLOEXEC) < 0) return 1;
+    prctl(PR_SET_NAME, "proctor-launch");
+    signal(SIGCHLD, SIG_IGN);
+    signal(SIGINT, SIG_IGN); /* Ctrl-C is for the Edge, which ends this process in its own time */
+    launcher.control = 3;
+    launcher.last = &launcher.first;
+    configure(&launcher, &failure);
+    if (enter_own_namespace(&launcher, &failure) < 0) refuse_start(launcher.control, &failure);
+    start_stocker(&launcher, &failure);
+    const struct message_header ready = {PLAN_MAGIC, PLAN_VERSION, MESSAGE_READY, 0};
+    if (packet_send(launcher.control, &ready, sizeof ready, &launcher.cgroups.unified, 1) < 0) return 1;
+    serve(&launcher);
 }

@@ -1,0 +1,45 @@
+/* Resource groups of slots, for cgroup v1 trees, a cgroup2 tree without controllers beside them, or cgroup2 alone. */
+#ifndef PROCTOR_CGROUPS_H
+#define PROCTOR_CGROUPS_H
+
+#include <sys/types.h>
+
+#include "plan.h"
+
+/* The Edge's own directory in each tree (the Edge made them); slots get one directory below each. */
+struct cgroup_tree {
+    unsigned controllers; /* bits below */
+    int fd;
+};
+
+enum {
+    CONTROLS_MEMORY = 1,
+    CONTROLS_CPU = 2,
+    CONTROLS_CPUACCT = 4,
+    CONTROLS_PIDS = 8,
+    CONTROLS_FREEZER = 16,
+    CONTROLS_DEVICES = 32,
+    IS_UNIFIED = 64, /* cgroup2: entered at birth, not by a write */
+};
+
+struct cgroups {
+    struct cgroup_tree trees[CGROUPS_MAX];
+    unsigned count;
+    int unified; /* fd of the Edge's cgroup2 directory */
+};
+
+/* Opens the trees that the configuration names. Where it names no cgroup2 tree, one is mounted privately. */
+int cgroups_open(const struct config *config, struct cgroups *cgroups, struct failure *failure);
+
+/* Makes the directories of a slot; `owner` may make groups below its cgroup2 one. Returns an fd of that one. */
+int cgroups_make_slot(const struct cgroups *cgroups, const char *slot, uid_t owner, struct failure *failure);
+
+/* Moves a process into the slot's v1 groups (it was born in the cgroup2 one). */
+int cgroups_attach(const struct cgroups *cgroups, const char *slot, pid_t pid, struct failure *failure);
+
+int cgroups_limit(const struct cgroups *cgroups, const char *slot, const struct plan *plan, struct failure *failure);
+
+/* Removes what can be removed now; the Edge's sweep takes the rest. */
+void cgroups_remove_slot(const struct cgroups *cgroups, const char *slot);
+
+#endif

@@ -1,0 +1,407 @@
+/* The stocker and its slots (see docs/design/launcher.md).
+ *
+ * The stocker runs with all its capabilities but under the guests' unprivileged uid, so whatever it forks has that uid from
+ * birth: an id that no sandbox's map contains. It waits for requests of the launcher and for deaths of slots, nothing else.
+ */
+#include "slots.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/securebits.h>
+#include <net/if.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/fsuid.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "guest.h"
+#include "sys.h"
+
+#define RANGES_MAX 16384
+
+struct clone_arguments { /* struct clone_args of <linux/sched.h>, which clashes with <sched.h> in older C libraries */
+    uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup;
+};
+#ifndef CLONE_INTO_CGROUP
+#define CLONE_INTO_CGROUP 0x200000000ULL
+#endif
+#ifndef CLONE_NEWCGROUP
+#define CLONE_NEWCGROUP 0x02000000
+#endif
+#ifndef CLONE_PIDFD
+#define CLONE_PIDFD 0x00001000
+#endif
+
+/* --- packets ------------------------------------------------------------------------------------------------------ */
+
+union control {
+    struct cmsghdr header;
+    char bytes[CMSG_SPACE(sizeof(int) * MESSAGE_FDS_MAX)];
+};
+
+long packet_send(int socket, const void *data, size_t size, const int *fds, unsigned fd_count) {
+    union control control;
+    struct iovec iov = {.iov_base = (void *)(uintptr_t)data, .iov_len = size};
+    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
+    if (fd_count > MESSAGE_FDS_MAX) return errno = E2BIG, -1;
+    if (fd_count > 0) {
+        message.msg_control = control.bytes;
+        message.msg_controllen = CMSG_SPACE(sizeof(int) * fd_count);
+        memset(control.bytes, 0, message.msg_controllen);
+        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(sizeof(int) * fd_count);
+        memcpy(CMSG_DATA(header), fds, sizeof(int) * fd_count);
+    }
+    long sent;
+    do sent = sendmsg(socket, &message, MSG_NOSIGNAL);
+    while (sent < 0 && errno == EINTR);
+    return sent;
+}
+
+long packet_receive(int socket, void *data, size_t size, int *fds, unsigned *fd_count) {
+    union control control;
+    struct iovec iov = {.iov_base = data, .iov_len = size};
+    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control};
+    *fd_count = 0;
+    long received;
+    do received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+    while (received < 0 && errno == EINTR);
+    if (received < 0) return -1;
+    for (struct cmsghdr *header = CMSG_FIRSTHDR(&message); header != NULL; header = CMSG_NXTHDR(&message, header)) {
+        if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+        unsigned count = (unsigned)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+        memcpy(fds + *fd_count, CMSG_DATA(header), count * sizeof(int));
+        *fd_count += count;
+    }
+    if (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
+        for (unsigned i = 0; i < *fd_count; i++) close(fds[i]);
+        *fd_count = 0;
+        return errno = EMSGSIZE, -1;
+    }
+    return received;
+}
+
+/* --- a slot ------------------------------------------------------------------------------------------------------- */
+
+static int write_file(const char *path, const char *value) {
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0) return -1;
+    ssize_t written = write(fd, value, strlen(value));
+    int error = errno;
+    close(fd);
+    errno = error;
+    return written < 0 ? -1 : 0;
+}
+
+static void default_signals(void) {
+    sigset_t none;
+    sigemptyset(&none);
+    for (int signal_number = 1; signal_number < NSIG; signal_number++) signal(signal_number, SIG_DFL);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
+/* Leaves open exactly `keep`, moved to consecutive numbers from 3; 0, 1 and 2 become /dev/null. */
+static int keep_only(int *keep, unsigned count) {
+    for (unsigned i = 0; i < count; i++) {
+        keep[i] = fcntl(keep[i], F_DUPFD_CLOEXEC, 64);
+        if (keep[i] < 0) return -1;
+    }
+    int null = open("/dev/null", O_RDWR);
+    if (null < 0) return -1;
+    for (int fd = 0; fd < 3; fd++) {
+        if (null != fd && dup2(null, fd) < 0) return -1;
+    }
+    for (unsigned i = 0; i < count; i++) {
+        if (dup3(keep[i], 3 + (int)i, O_CLOEXEC) < 0) return -1;
+        keep[i] = 3 + (int)i;
+    }
+    return sys_close_range(3 + count, ~0u);
+}
+
+static unsigned char slot_message[MESSAGE_MAX];
+static struct sock_filter slot_filter[SECCOMP_MAX];
+static struct plan slot_plan;
+
+/* Everything that needs no plan, done while the slot waits in the pool. */
+static int slot_prepare(const struct template *template, struct slot_reply *reply, struct failure *failure) {
+    const struct rlimit no_core = {0, 0};
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0) return fail(failure, "death-signal", errno);
+    if (prctl(PR_SET_DUMPABLE, 0) < 0) return fail(failure, "dumpable", errno);
+    if (setrlimit(RLIMIT_CORE, &no_core) < 0) return fail(failure, "core-limit", errno);
+    /* Only now, inside its own groups: a cgroup namespace starts where its maker is. */
+    if (unshare(CLONE_NEWCGROUP) < 0) return fail(failure, "cgroup-namespace", errno);
+    if (mounts_stage(template, failure) < 0) return -1;
+    prctl(PR_SET_NAME, "proctor-guest");
+    (void)reply;
+    return 0;
+}
+
+static int slot_become(int root, const int *binds, struct failure *failure) {
+    if (mounts_enter_root(&slot_plan, root, binds, failure) < 0) return -1;
+    if (sethostname(slot_plan.hostname, strlen(slot_plan.hostname)) < 0 || setdomainname("", 0) < 0)
+        return fail(failure, "hostname", errno);
+    return 0;
+}
+
+static _Noreturn void slot_main(const struct template *template, int control, int cgroup) {
+    struct failure failure = {"", 0};
+    struct slot_reply reply = {0};
+    int fds[MESSAGE_FDS_MAX];
+    unsigned fd_count = 0;
+    int kept[2] = {control, cgroup};
+    char go;
+    default_signals();
+    int bad = keep_only(kept, 2) < 0 ? fail(&failure, "descriptors", errno) : 0;
+    control = kept[0];
+    cgroup = kept[1];
+    /* The stocker says go when ids are mapped and groups attached. */
+    if (packet_receive(control, &go, 1, fds, &fd_count) != 1) _exit(1);
+    if (!bad) bad = slot_prepare(template, &reply, &failure);
+    long size = packet_receive(control, slot_message, sizeof slot_message, fds, &fd_count);
+    if (size <= 0) _exit(0); /* the launcher is gone, or never needed this slot */
+    if (!bad) bad = plan_parse(slot_message, (size_t)size, &slot_plan, &failure);
+    if (!bad && fd_count != slot_plan.bind_count + 2) bad = fail(&failure, "descriptors", EBADMSG);
+    if (!bad) bad = slot_become(fds[0], fds + 2, &failure);
+    if (bad) {
+        reply.error = failure.error;
+        snprintf(reply.step, sizeof reply.step, "%s", failure.step);
+    }
+    int channel[3] = {fd_count > 1 ? fds[1] : -1, cgroup, control};
+    if (!bad && keep_only(channel, 3) < 0) bad = reply.error = errno;
+    if (packet_send(channel[2], &reply, sizeof reply, NULL, 0) < 0 || bad) _exit(1);
+    close(channel[2]);
+    memcpy(slot_filter, slot_plan.seccomp, slot_plan.seccomp_count * sizeof *slot_filter);
+    const struct guest_config guest = {
+        .cgroup_fd = channel[1],
+        .seccomp = slot_filter,
+        .seccomp_count = slot_plan.seccomp_count,
+        .capability_mask = slot_plan.capabilities,
+        .child_oom_score_adj = 500,
+        .set_ids = 1,
+        .is_init = 1,
+    };
+    _exit(guest_main(channel[0], &guest));
+}
+
+/* --- the stocker ---------------------------------------------------------------------------------------------------- */
+
+struct stocker {
+    const struct stocker_setup *setup;
+    int deaths;       /* epoll of pidfds and of the request socket */
+    int host_network; /* the network namespace that the launcher started in */
+    uint32_t made;
+    uint32_t next_range;
+    int range_pidfd[RANGES_MAX]; /* 0 = free */
+};
+
+/* Loopback up, ports from 0 and unprivileged ping, in the calling process's own network namespace. The namespace belongs to
+ * the initial user namespace, so root inside cannot change it. */
+static int prepare_network(struct failure *failure) {
+    if (unshare(CLONE_NEWNET) < 0) return fail(failure, "network-namespace", errno);
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return fail(failure, "network-socket", errno);
+    struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
+    int bad = ioctl(fd, SIOCSIFFLAGS, &request) < 0 ? fail(failure, "network-loopback", errno) : 0;
+    close(fd);
+    if (bad) return -1;
+    if (write_file("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0") < 0 ||
+        write_file("/proc/sys/net/ipv4/ping_group_range", "0 2147483647") < 0)
+        return fail(failure, "network-sysctl", errno);
+    return 0;
+}
+
+static int write_maps(pid_t pid, uint32_t base, struct failure *failure) {
+    char path[48], map[48];
+    snprintf(map, sizeof map, "0 %u 65536\n", base);
+    snprintf(path, sizeof path, "/proc/%d/uid_map", pid);
+    if (write_file(path, map) < 0) return fail(failure, "uid-map", errno);
+    snprintf(path, sizeof path, "/proc/%d/gid_map", pid);
+    if (write_file(path, map) < 0) return fail(failure, "gid-map", errno);
+    return 0;
+}
+
+static int open_user_namespace(pid_t pid) {
+    char path[48];
+    snprintf(path, sizeof path, "/proc/%d/ns/user", pid);
+    return open(path, O_RDONLY | O_CLOEXEC);
+}
+
+static int find_range(struct stocker *stocker, struct failure *failure) {
+    uint32_t ranges = stocker->setup->config->uid_ranges;
+    for (uint32_t i = 0; i < ranges; i++) {
+        uint32_t range = (stocker->next_range + i) % ranges;
+        if (stocker->range_pidfd[range] == 0) {
+            stocker->next_range = range + 1;
+            return (int)range;
+        }
+    }
+    return fail(failure, "id-ranges", EAGAIN);
+}
+
+/* The stocker dies with the launcher. The launcher may be dead already; then the request socket ends. */
+static void tie_to_parent(void) {
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0) _exit(1);
+}
+
+/* Its cgroup directories are made as root (the guest must not own the files that hold its limits). */
+static int make_groups(struct stocker *stocker, const char *name, struct failure *failure) {
+    const struct stocker_setup *setup = stocker->setup;
+    setfsuid(0);
+    setfsgid(0);
+    int fd = cgroups_make_slot(setup->cgroups, name, setup->config->guest_uid, failure);
+    setfsgid(setup->config->guest_uid);
+    setfsuid(setup->config->guest_uid);
+    tie_to_parent(); /* any change of ids unties */
+    return fd;
+}
+
+static int finish_slot(struct stocker *stocker, pid_t pid, uint32_t base, const char *name, int control,
+                       struct failure *failure) {
+    if (write_maps(pid, base, failure) < 0) return -1;
+    if (cgroups_attach(stocker->setup->cgroups, name, pid, failure) < 0) return -1;
+    if (packet_send(control, "g", 1, NULL, 0) < 0) return fail(failure, "go", errno);
+    return 0;
+}
+
+static void watch_range(struct stocker *stocker, uint32_t range, int pidfd) {
+    struct epoll_event event = {.events = EPOLLIN, .data.u32 = range};
+    int copy = fcntl(pidfd, F_DUPFD_CLOEXEC, 3);
+    if (copy < 0) _exit(1);
+    if (epoll_ctl(stocker->deaths, EPOLL_CTL_ADD, copy, &event) < 0) _exit(1);
+    stocker->range_pidfd[range] = copy;
+}
+
+static int make_slot(struct stocker *stocker, uint32_t network, struct failure *failure) {
+    const struct stocker_setup *setup = stocker->setup;
+    struct slot_offer offer = {.network = network};
+    int sockets[2], pidfd = -1;
+    int range = find_range(stocker, failure);
+    if (range < 0) return -1;
+    offer.uid_base = setup->config->uid_start + (uint32_t)range * 65536;
+    snprintf(offer.name, sizeof offer.name, "s%06u", ++stocker->made);
+    if (network == NETWORK_OPEN) {
+        if (setns(stocker->host_network, CLONE_NEWNET) < 0) return fail(failure, "network-open", errno);
+    } else if (prepare_network(failure) < 0) {
+        return -1;
+    }
+    int cgroup = make_groups(stocker, offer.name, failure);
+    if (cgroup < 0) {
+        cgroups_remove_slot(setup->cgroups, offer.name);
+        return -1;
+    }
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) < 0) {
+        fail(failure, "slot-socket", errno);
+        close(cgroup);
+        cgroups_remove_slot(setup->cgroups, offer.name);
+        return -1;
+    }
+    struct clone_arguments arguments = {
+        .flags = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_PIDFD | CLONE_INTO_CGROUP,
+        .pidfd = (uint64_t)(uintptr_t)&pidfd,
+        .exit_signal = SIGCHLD,
+        .cgroup = (uint64_t)cgroup,
+    };
+    pid_t pid = (pid_t)syscall(SYS_clone3, &arguments, sizeof arguments);
+    if (pid == 0) slot_main(setup->template, sockets[1], cgroup);
+    int error = errno;
+    close(sockets[1]);
+    close(cgroup);
+    if (pid < 0) {
+        close(sockets[0]);
+        cgroups_remove_slot(setup->cgroups, offer.name);
+        return fail(failure, "slot-clone", error);
+    }
+    watch_range(stocker, (uint32_t)range, pidfd);
+    int userns = -1, bad = finish_slot(stocker, pid, offer.uid_base, offer.name, sockets[0], failure);
+    if (!bad && (userns = open_user_namespace(pid)) < 0) bad = fail(failure, "user-namespace", errno);
+    offer.pid = pid;
+    const int fds[3] = {sockets[0], pidfd, userns};
+    if (!bad && packet_send(setup->request_fd, &offer, sizeof offer, fds, 3) < 0) _exit(1);
+    if (bad) sys_pidfd_send_signal(pidfd, SIGKILL);
+    close(sockets[0]);
+    close(pidfd);
+    if (userns >= 0) close(userns);
+    if (bad) cgroups_remove_slot(setup->cgroups, offer.name);
+    return bad;
+}
+
+static void serve_request(struct stocker *stocker, const struct slot_request *request) {
+    for (uint32_t i = 0; i < request->count; i++) {
+        struct failure failure = {"", 0};
+        if (make_slot(stocker, request->network, &failure) == 0) continue;
+        struct slot_offer refusal = {.error = failure.error, .network = request->network};
+        snprintf(refusal.step, sizeof refusal.step, "%s", failure.step);
+        if (packet_send(stocker->setup->request_fd, &refusal, sizeof refusal, NULL, 0) < 0) _exit(1);
+    }
+}
+
+/* The guests' uid with every capability kept; file system ids follow. */
+static int take_identity(uint32_t id, struct failure *failure) {
+    const unsigned long bits = SECBIT_NO_SETUID_FIXUP | SECBIT_NO_SETUID_FIXUP_LOCKED | SECBIT_NOROOT | SECBIT_NOROOT_LOCKED;
+    if (prctl(PR_SET_SECUREBITS, bits) < 0) return fail(failure, "stocker-securebits", errno);
+    if (setgroups(0, NULL) < 0 || setresgid(id, id, id) < 0 || setresuid(id, id, id) < 0)
+        return fail(failure, "stocker-ids", errno);
+    return 0;
+}
+
+static _Noreturn void stocker_main(const struct stocker_setup *setup) {
+    static struct stocker stocker;
+    struct failure failure = {"", 0};
+    stocker.setup = setup;
+    for (unsigned i = 0; i < sizeof setup->foreign / sizeof *setup->foreign; i++) close(setup->foreign[i]);
+    signal(SIGCHLD, SIG_IGN); /* slots are reaped by the kernel; pidfds tell of their deaths */
+    prctl(PR_SET_NAME, "proctor-stocker");
+    stocker.host_network = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+    stocker.deaths = epoll_create1(EPOLL_CLOEXEC);
+    struct epoll_event event = {.events = EPOLLIN, .data.u32 = UINT32_MAX};
+    int bad = stocker.host_network < 0 || stocker.deaths < 0 ||
+              epoll_ctl(stocker.deaths, EPOLL_CTL_ADD, setup->request_fd, &event) < 0
+                  ? fail(&failure, "stocker-start", errno)
+                  : 0;
+    if (!bad) bad = mounts_enter_template(setup->template, &failure);
+    if (!bad) bad = take_identity(setup->config->guest_uid, &failure);
+    tie_to_parent();
+    if (!bad && prctl(PR_SET_DUMPABLE, 0) < 0) bad = fail(&failure, "dumpable", errno);
+    struct slot_offer greeting = {.error = bad ? failure.error : 0};
+    snprintf(greeting.step, sizeof greeting.step, "%s", failure.step);
+    if (packet_send(setup->request_fd, &greeting, sizeof greeting, NULL, 0) < 0 || bad) _exit(1);
+    for (;;) {
+        struct epoll_event ready[16];
+        int count = epoll_wait(stocker.deaths, ready, 16, -1);
+        if (count < 0 && errno != EINTR) _exit(1);
+        for (int i = 0; i < count; i++) {
+            uint32_t range = ready[i].data.u32;
+            if (range != UINT32_MAX) {
+                /* Copies of this pidfd live elsewhere, so closing it would not take it out of the epoll. */
+                (void)epoll_ctl(stocker.deaths, EPOLL_CTL_DEL, stocker.range_pidfd[range], NULL);
+                close(stocker.range_pidfd[range]);
+                stocker.range_pidfd[range] = 0;
+                continue;
+            }
+            struct slot_request request;
+            int fds[MESSAGE_FDS_MAX];
+            unsigned fd_count;
+            if (packet_receive(setup->request_fd, &request, sizeof request, fds, &fd_count) != sizeof request) _exit(0);
+            serve_request(&stocker, &request);
+        }
+    }
+}
+
+pid_t stocker_start(const struct stocker_setup *setup, struct failure *failure) {
+    if (setup->config->uid_ranges > RANGES_MAX) return fail(failure, "id-ranges", EINVAL);
+    pid_t pid = fork();
+    if (pid < 0) return fail(failure, "stocker-fork", errno);
+    if (pid == 0) stocker_main(setup);
+    return pid;
+}

@@ -1,0 +1,297 @@
+"""The Edge's handle on the launcher process: start it once, ask it for sandboxes, end it.
+
+The launcher is a child with one SOCK_SEQPACKET socket. Any number of launches may be in flight; whichever of their
+tasks waits first reads the socket for all of them, so there is no background task to own or to forget.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from proctor.common import InfraError
+from proctor.sandbox.contract import LaunchError
+from proctor.sandbox.native.cgroup import CgroupLayout
+from proctor.sandbox.native.plan import (
+    MESSAGE_MAX,
+    LauncherSetup,
+    LaunchReply,
+    Plan,
+    decode_reply,
+    encode_plan,
+    encode_setup,
+)
+
+BINARY = Path(__file__).resolve().parent.parent / "_bin" / "proctor-init"
+
+_RANGES_PER_EDGE = 2048
+_UID_FLOOR = 0x2000_0000
+_UID_SLICES = 10
+"""Ids 0x20000000 to 0x6fffffff: above what people, distributions and other container tools use, below 2^31."""
+_GUEST_UID = 0x1FFF_FFFF
+_MAX_FDS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherConfig:
+    """How to start a launcher. `edge` names its cgroup directories; one launcher per name."""
+
+    edge: str
+    pool: int = 8
+    """Launch slots kept ready. Each is an idle process with its namespaces (about a megabyte of kernel memory)."""
+    start_timeout_s: float = 10.0
+    launch_timeout_s: float = 30.0
+    binary: Path = BINARY
+    uid_start: int | None = None
+    """First unprivileged id of this Edge's sandboxes; None: one of ten slices, chosen by the Edge's name."""
+    uid_ranges: int = _RANGES_PER_EDGE
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A sandbox whose guest is about to say HELLO. The receiver owns the three descriptors and closes them; closing the
+    channel ends the sandbox."""
+
+    slot: str
+    pid: int
+    pidfd: int
+    channel: socket.socket
+    upper_fd: int
+    """A directory with `upper/` and `work/`, as stored (ids not mapped); `/proc/self/fd/N` is its path."""
+    uid_base: int
+    timings_us: dict[str, int]
+    facts: dict[str, str]
+
+    def close(self) -> None:
+        """Close all three descriptors."""
+        self.channel.close()
+        os.close(self.pidfd)
+        os.close(self.upper_fd)
+
+
+@dataclass(slots=True)
+class _Pending:
+    event: anyio.Event = field(default_factory=anyio.Event)
+    reply: LaunchReply | None = None
+    fds: list[int] = field(default_factory=list)
+
+
+class Launcher:
+    """One launcher process. Make it with `start`; `close` ends it and everything it made."""
+
+    def __init__(
+        self, config: LauncherConfig, layout: CgroupLayout, process: subprocess.Popen[bytes], sock: socket.socket
+    ) -> None:
+        self.config = config
+        self.layout = layout
+        self._process = process
+        self._socket = sock
+        self._pending: dict[int, _Pending] = {}
+        self._next_request = 1
+        self._reading = False
+        self._unified_fd = -1
+        self._lost: str | None = None
+
+    @classmethod
+    async def start(cls, config: LauncherConfig, layout: CgroupLayout | None = None) -> Launcher:
+        """Start the process and wait until it can launch. Raises LaunchError when the machine does not allow it."""
+        if not config.binary.exists():
+            raise LaunchError(f"{config.binary.name} is not built", remedy="run scripts/build-c")
+        layout = layout or CgroupLayout.detect()
+        trees = layout.prepare(config.edge)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            # Not asyncio's subprocess: the launcher has no pipes, and its end is seen as the end of its socket.
+            process = subprocess.Popen(  # noqa: ASYNC220 - a fork of milliseconds, once per Edge
+                [str(config.binary), "launcher", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                cwd="/",
+                env={},
+            )
+        ours.setblocking(False)
+        launcher = cls(config, layout, process, ours)
+        setup = LauncherSetup(
+            edge=config.edge,
+            cgroups=trees,
+            pool=config.pool,
+            uid_start=config.uid_start if config.uid_start is not None else default_uid_start(config.edge),
+            uid_ranges=config.uid_ranges,
+            guest_uid=_GUEST_UID,
+        )
+        try:
+            with anyio.fail_after(config.start_timeout_s):
+                await launcher._handshake(encode_setup(setup))
+        except BaseException as error:
+            with anyio.CancelScope(shield=True):
+                await launcher.close()
+            if isinstance(error, TimeoutError):
+                raise LaunchError(f"the launcher was not ready after {config.start_timeout_s:g} s") from error
+            raise
+        return launcher
+
+    async def launch(self, plan: Plan) -> Launched:
+        """Make one sandbox. Raises LaunchError with the step and the kernel's error; then nothing of it is left."""
+        if self._lost is not None:
+            raise LaunchError(f"the launcher is gone: {self._lost}", remedy="start a new Edge")
+        request = self._next_request
+        self._next_request += 1
+        pending = self._pending[request] = _Pending()
+        try:
+            with anyio.fail_after(self.config.launch_timeout_s):
+                await self._send(encode_plan(plan, request), plan.descriptors)
+                reply = await self._reply(pending)
+        except TimeoutError as error:
+            await self._abandon(request, pending)
+            raise LaunchError(f"{plan.name}: no answer in {self.config.launch_timeout_s:g} s") from error
+        except BaseException:
+            await self._abandon(request, pending)
+            raise
+        if reply.errno:
+            if reply.slot:
+                with anyio.CancelScope(shield=True):
+                    await self.layout.slot(self.config.edge, reply.slot).destroy()
+            raise LaunchError(f"{plan.name}: {reply.step}: {os.strerror(reply.errno)}")
+        return _launched(reply, pending.fds)
+
+    async def close(self) -> None:
+        """End the launcher, its pool and every sandbox it made, and remove their cgroups. Idempotent."""
+        self._lost = self._lost or "closed"
+        if self._process.poll() is None:
+            # The process ends itself when its socket does; the kernel then kills all that descends from it.
+            self._socket.close()
+            try:
+                await anyio.to_thread.run_sync(self._process.wait, 2.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                await anyio.to_thread.run_sync(self._process.wait)
+        self._socket.close()
+        for pending in self._pending.values():
+            pending.event.set()
+        await self.layout.remove_edge(self.config.edge)
+        if self._unified_fd >= 0:
+            os.close(self._unified_fd)
+            self._unified_fd = -1
+
+    async def _handshake(self, setup: bytes) -> None:
+        await self._send(setup, ())
+        await anyio.wait_readable(self._socket)
+        data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_MAX, _MAX_FDS)
+        reply = decode_reply(data) if data else None
+        if not data or reply is not None:
+            for fd in fds:
+                os.close(fd)
+            reason = f"{reply.step}: {os.strerror(reply.errno)}" if reply else "it ended at once"
+            raise LaunchError(f"the launcher cannot start: {reason}", remedy="see proctor doctor")
+        (self._unified_fd,) = fds
+        if self.layout.unified is None:
+            # The tree is mounted for the launcher alone; its directory for this Edge is two levels below the root.
+            self.layout = self.layout.with_unified(Path(f"/proc/self/fd/{self._unified_fd}/../.."))
+
+    async def _send(self, data: bytes, fds: tuple[int, ...]) -> None:
+        while True:
+            try:
+                socket.send_fds(self._socket, [data], list(fds))
+                return
+            except BlockingIOError:
+                await anyio.wait_writable(self._socket)
+            except OSError as error:
+                self._lose(f"send: {os.strerror(error.errno or errno.EIO)}")
+                raise LaunchError("the launcher is gone", remedy="start a new Edge") from error
+
+    async def _reply(self, pending: _Pending) -> LaunchReply:
+        """Wait for `pending` to be answered; the first waiter reads for all, and hands the role on when it is done."""
+        while pending.reply is None:
+            if self._lost is not None:
+                raise LaunchError(f"the launcher is gone: {self._lost}", remedy="start a new Edge")
+            if self._reading:
+                pending.event = anyio.Event()
+                await pending.event.wait()
+                continue
+            self._reading = True
+            try:
+                while pending.reply is None and self._lost is None:
+                    await anyio.wait_readable(self._socket)
+                    self._receive_all()
+            finally:
+                self._reading = False
+                for other in self._pending.values():
+                    if other.reply is None and other is not pending:
+                        other.event.set()
+                        break
+        return pending.reply
+
+    def _receive_all(self) -> None:
+        """Take every message that is there; wake whom it belongs to; close what belongs to nobody any more."""
+        while self._lost is None:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_MAX, _MAX_FDS)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._lose(f"receive: {error.strerror}")
+                return
+            if not data:
+                self._lose("it ended")
+                return
+            try:
+                reply = decode_reply(data)
+            except ValueError as error:
+                _close_all(fds)
+                self._lose(f"it sent {error}")
+                return
+            pending = self._pending.pop(reply.request, None) if reply else None
+            if reply is None or pending is None or (reply.errno == 0 and len(fds) != 3):
+                _close_all(fds)
+                continue
+            pending.reply, pending.fds = reply, fds
+            pending.event.set()
+
+    def _lose(self, reason: str) -> None:
+        self._lost = self._lost or reason
+        for pending in self._pending.values():
+            pending.event.set()
+
+    async def _abandon(self, request: int, pending: _Pending) -> None:
+        """The caller gave up. Its sandbox, if there will be one, ends when the descriptors it comes with are closed."""
+        self._pending.pop(request, None)
+        if pending.reply is not None:
+            _close_all(pending.fds)
+            return
+        orphan = self._pending[request] = _Pending()
+        with anyio.CancelScope(shield=True), anyio.move_on_after(1.0):
+            try:
+                reply = await self._reply(orphan)
+            except InfraError:
+                return
+            finally:
+                self._pending.pop(request, None)
+            _close_all(orphan.fds)
+            if reply.slot:
+                await self.layout.slot(self.config.edge, reply.slot).destroy()
+
+
+def default_uid_start(edge: str) -> int:
+    """The first id of the slice that belongs to the Edge called `edge`."""
+    return _UID_FLOOR + (zlib.crc32(edge.encode()) % _UID_SLICES) * _RANGES_PER_EDGE * 65536
+
+
+def _launched(reply: LaunchReply, fds: list[int]) -> Launched:
+    pidfd, channel, upper = fds
+    sock = socket.socket(fileno=channel)
+    sock.setblocking(False)
+    return Launched(reply.slot, reply.pid, pidfd, sock, upper, reply.uid_base, reply.timings_us, reply.facts)
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
