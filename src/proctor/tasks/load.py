@@ -271,7 +271,9 @@ class _Reader:
             return None, folder / "recipe.toml", None
         if (folder / "Dockerfile").is_file():
             if docker_image is not None:
-                self.notes.append(f"image: built from environment/Dockerfile; docker_image {docker_image} is not used")
+                note = f"image: built from environment/Dockerfile, docker_image {docker_image} is not used"
+                self.notes.append(note)
+                self.findings.warn(("environment", "docker_image"), note, rule="image-not-used")
             return None, None, folder / "Dockerfile"
         return docker_image, None, None
 

@@ -13,7 +13,10 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def dump_toml(document: Mapping[str, Any]) -> str:
-    """TOML text of `document`: plain keys first, then tables, then arrays of tables. None values are left out."""
+    """TOML text of `document`: plain keys first, then tables, then arrays of tables. None values are left out.
+
+    Tables inside an array of tables are written inline, one element to a block.
+    """
     return "\n".join(_table(document, ())).strip("\n") + "\n"
 
 
@@ -26,7 +29,8 @@ def _table(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
         elif _is_array_of_tables(value):
             header = ".".join(_key(part) for part in (*path, key))
             for element in value:
-                lines += ["", f"[[{header}]]", *_table(element, (*path, key))]
+                lines += ["", f"[[{header}]]"]
+                lines += [f"{_key(name)} = {_value(one)}" for name, one in element.items() if one is not None]
     return lines
 
 
@@ -56,7 +60,7 @@ def _value(value: Any) -> str:
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(key)} = {_value(one)}" for key, one in value.items()) + " }"
+        return "{ " + ", ".join(f"{_key(key)} = {_value(one)}" for key, one in value.items() if one is not None) + " }"
     if not value:
         return "[]"
     if len(value) == 1 and not isinstance(value[0], dict):
