@@ -119,7 +119,10 @@ class HarnessContext:
 
 
 class Harness(Protocol):
-    """A harness: built-in by name, or any Python class given as `module.path:ClassName`."""
+    """A harness: built-in by name, or any Python class given as `module.path:ClassName`.
+
+    A class may have `options_model`, the pydantic model of its options: they are then checked before a run starts.
+    """
 
     name: str
     version: str

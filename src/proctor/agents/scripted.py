@@ -38,6 +38,7 @@ class Scripted:
     name = "scripted"
     version = "1"
     needs_model = False
+    options_model = Options
 
     async def run(self, context: HarnessContext) -> AgentResult:
         """One step per action, until `finish` or the end of the list."""

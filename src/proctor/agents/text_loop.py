@@ -48,6 +48,7 @@ class TextLoop:
     name = "text-loop"
     version = "1"
     needs_model = True
+    options_model = Options
 
     async def run(self, context: HarnessContext) -> AgentResult:
         """The loop. Limits are not its business: the model, room and recorder of the context raise them."""
