@@ -113,7 +113,7 @@ async def act(context: HarnessContext, tools: Toolbox, step: Step) -> None:
     finally:
         for call in step.tool_calls:
             if call.result is None and call.error is None:
-                call.error = "cut: the trial ended" if call.duration_s is not None else "not run: the trial ended"
+                call.error = "not completed: the trial ended"
         context.recorder.step(step)
 
 

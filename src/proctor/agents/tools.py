@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from proctor.agents.text import EditError, clip, clip_output, lines_of, replace_text
+from proctor.models.reply import strict_json, well_formed
 from proctor.sandbox.contract import EndReason, ExecResult, FileError, SandboxError
 
 if TYPE_CHECKING:
@@ -110,8 +111,9 @@ class Toolbox:
             if self.finished is not None:
                 raise ToolError("already_finished", "not run: finish was called before it")
             model = _tool(call.name)
-            call.arguments = _arguments(call.raw_arguments)
-            call.result = await self._act(_validated(call.name, model, call.arguments))
+            arguments = _arguments(call.raw_arguments)
+            call.arguments = well_formed(arguments)
+            call.result = await self._act(_validated(call.name, model, arguments))
         except ToolError as error:
             call.result = json.dumps(error.body, ensure_ascii=False)
             call.error = f"{error.kind}: {error}"
@@ -209,8 +211,8 @@ def _tool(name: str) -> type[BaseModel]:
 
 def _arguments(raw: str) -> dict[str, Any]:
     try:
-        value = json.loads(raw) if raw.strip() else {}
-    except (ValueError, RecursionError) as error:
+        value = strict_json(raw) if raw.strip() else {}
+    except ValueError as error:
         raise ToolError("invalid_json", f"the arguments are not JSON: {error}", received=clip(raw, 400)) from error
     if not isinstance(value, dict):
         raise ToolError("invalid_json", f"the arguments must be an object, not {type(value).__name__}")

@@ -1,0 +1,357 @@
+"""A model server that answers from a script, over real HTTP on loopback: for tests and demonstrations.
+
+`async with ScriptedServer([call("bash", command="ls"), call("finish")]) as server:` then use `server.base_url`.
+A script is a list of turns, a table of such lists, or a function; see ScriptedServer. From the command line:
+`python -m proctor.models.scripted SCRIPT.json`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+import anyio.abc
+
+from proctor.common import ConfigError, digest_json
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+DEFAULT_KEY = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One scripted answer, or one scripted fault.
+
+    `tool_calls` holds `(name, arguments)`; arguments that are text are sent as they are, malformed or not. With
+    `body` these bytes are the whole reply. `delay_s` passes before the first byte, `chunk_delay_s` before each
+    further event. `cut_after` breaks the connection after so many events (or, not streamed, half the body).
+    """
+
+    text: str = ""
+    tool_calls: tuple[tuple[str, Mapping[str, Any] | str], ...] = ()
+    reasoning: str | None = None
+    finish_reason: str | None = None
+    usage: Mapping[str, Any] | None = field(default_factory=lambda: {"prompt_tokens": 10, "completion_tokens": 5})
+    model: str | None = None
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+    delay_s: float = 0.0
+    chunk_delay_s: float = 0.0
+    cut_after: int | None = None
+
+
+def say(text: str, **more: Any) -> Answer:
+    """An answer of text alone."""
+    return Answer(text=text, **more)
+
+
+def call(name: str, **arguments: Any) -> Answer:
+    """An answer with one tool call."""
+    return Answer(tool_calls=((name, arguments),))
+
+
+def calls(*pairs: tuple[str, Mapping[str, Any] | str], text: str = "") -> Answer:
+    """An answer with several tool calls; arguments that are text are sent as they are."""
+    return Answer(text=text, tool_calls=pairs)
+
+
+def raw(body: bytes | str, *, content_type: str = "application/json", status: int = 200, **more: Any) -> Answer:
+    """These bytes, whatever they are."""
+    data = body.encode() if isinstance(body, str) else body
+    return Answer(body=data, headers={"content-type": content_type}, status=status, **more)
+
+
+def fault(status: int, message: str = "scripted fault", *, retry_after: str | None = None, code: str = "") -> Answer:
+    """An HTTP error with an error object."""
+    headers = {"content-type": "application/json"} | ({"retry-after": retry_after} if retry_after else {})
+    body = json.dumps({"error": {"message": message, "type": "scripted", "code": code or status}}).encode()
+    return Answer(body=body, headers=headers, status=status)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What arrived: the parsed body, the headers, the turn (how many answers the conversation holds already)
+    and how often this very request came before."""
+
+    body: Mapping[str, Any]
+    headers: Mapping[str, str]
+    turn: int
+    repeat: int
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation so far."""
+        return list(self.body.get("messages") or ())
+
+
+Turn = Answer | Sequence[Answer]
+Script = Sequence[Turn] | Mapping[str, Sequence[Turn]] | Callable[[ChatRequest], Answer | Awaitable[Answer]]
+
+
+class ScriptedServer:
+    """Serves `POST /v1/chat/completions`, streamed and not, on a random port of 127.0.0.1.
+
+    A list: answer number `n` goes to a request whose conversation holds `n` assistant messages, so any number of
+    trials may play the same script side by side and retries do no harm. A turn that is itself a list gives one
+    answer after the other to repeats of the same request (`[fault(429), say("hello")]`), and its last from then on.
+    A table: the list whose key is the model's name, or else occurs in the first user message, or else `*`. A
+    function: called with the ChatRequest. A request past the end of the script gets status 400.
+    """
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.requests: list[ChatRequest] = []
+        self.base_url = ""
+        self._seen: Counter[str] = Counter()
+        self._stack: contextlib.AsyncExitStack | None = None
+
+    @classmethod
+    def from_file(cls, path: Path) -> ScriptedServer:
+        """A server for a JSON script: see `load_answers`."""
+        return cls(load_answers(path))
+
+    async def __aenter__(self) -> Self:
+        async with contextlib.AsyncExitStack() as stack:
+            listener = stack.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(1024)
+            self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+            group = await stack.enter_async_context(anyio.create_task_group())
+            stack.push_async_callback(self._stop, group, server := _server(self._app()))
+            await group.start(_serve, server, listener)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        if self._stack is not None:
+            await self._stack.aclose()
+            self._stack = None
+
+    @staticmethod
+    async def _stop(group: anyio.abc.TaskGroup, server: Any) -> None:
+        server.should_exit = server.force_exit = True
+        group.cancel_scope.cancel()
+
+    def _app(self) -> Starlette:
+        from starlette.applications import Starlette
+        from starlette.routing import Route
+
+        return Starlette(routes=[Route("/v1/chat/completions", self._handle, methods=["POST"])])
+
+    async def _handle(self, request: Request) -> Response:
+        from starlette.responses import Response
+
+        try:
+            body = json.loads(await request.body())
+            messages = body["messages"]
+            turn = sum(message["role"] == "assistant" for message in messages)
+        except (ValueError, LookupError, TypeError) as error:
+            return Response(_error_body(f"not a chat request: {error!r}"), 400, media_type="application/json")
+        digest = digest_json(body)
+        chat = ChatRequest(body, dict(request.headers), turn, self._seen[digest])
+        self._seen[digest] += 1
+        self.requests.append(chat)
+        answer = await self._choose(chat)
+        await anyio.sleep(answer.delay_s)
+        return _response(answer, chat)
+
+    async def _choose(self, chat: ChatRequest) -> Answer:
+        if callable(self.script):
+            chosen = self.script(chat)
+            return await chosen if inspect.isawaitable(chosen) else chosen
+        turns = self.script
+        if isinstance(turns, Mapping):
+            turns = turns.get(_key(turns, chat), ())
+        if chat.turn >= len(turns):
+            return fault(400, f"the script has {len(turns)} turns and is exhausted")
+        turn = turns[chat.turn]
+        return turn if isinstance(turn, Answer) else turn[min(chat.repeat, len(turn) - 1)]
+
+
+def _key(table: Mapping[str, Any], chat: ChatRequest) -> str:
+    if (model := str(chat.body.get("model"))) in table:
+        return model
+    first = next((str(message.get("content")) for message in chat.messages if message.get("role") == "user"), "")
+    return next((key for key in table if key != DEFAULT_KEY and key in first), DEFAULT_KEY)
+
+
+def _response(answer: Answer, chat: ChatRequest) -> Response:
+    from starlette.responses import Response, StreamingResponse
+
+    headers = dict(answer.headers)
+    if answer.body is not None:
+        pieces = [answer.body]
+    elif chat.body.get("stream"):
+        headers.setdefault("content-type", "text/event-stream")
+        pieces = [f"data: {event}\n\n".encode() for event in (*_events(answer, chat), "[DONE]")]
+    else:
+        headers.setdefault("content-type", "application/json")
+        pieces = [json.dumps(_completion(answer, chat)).encode()]
+    if answer.cut_after is None and not answer.chunk_delay_s:
+        return Response(b"".join(pieces), answer.status, headers)
+    if answer.cut_after is not None:
+        whole = len(pieces) == 1
+        pieces = [pieces[0][: len(pieces[0]) // 2]] if whole else pieces[: max(answer.cut_after, 1)]
+    return StreamingResponse(_sent(answer, pieces), answer.status, headers)
+
+
+async def _sent(answer: Answer, pieces: Sequence[bytes]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+        await anyio.sleep(answer.chunk_delay_s)
+    if answer.cut_after is not None:
+        raise _CutError
+
+
+class _CutError(Exception):
+    """Makes the server drop the connection, as a dying endpoint does."""
+
+
+def _completion(answer: Answer, chat: ChatRequest) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text or None}
+    if answer.reasoning is not None:
+        message["reasoning_content"] = answer.reasoning
+    if answer.tool_calls:
+        message["tool_calls"] = _tool_calls(answer, chat)
+    reply = _envelope(answer, chat, "chat.completion")
+    reply["choices"] = [{"index": 0, "message": message, "finish_reason": _finish_reason(answer)}]
+    if answer.usage is not None:
+        reply["usage"] = answer.usage
+    return reply
+
+
+def _events(answer: Answer, chat: ChatRequest) -> Iterator[str]:
+    """The chunks of a streamed answer: text in small pieces, tool-call arguments in pieces, usage last."""
+
+    def chunk(delta: Mapping[str, Any] | None, **more: Any) -> str:
+        reply = _envelope(answer, chat, "chat.completion.chunk")
+        reply["choices"] = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": None, **more}]
+        reply["usage"] = answer.usage if delta is None else None
+        return json.dumps(reply, ensure_ascii=False)
+
+    yield chunk({"role": "assistant", "content": ""})
+    for piece in _pieces(answer.reasoning or ""):
+        yield chunk({"reasoning_content": piece})
+    for piece in _pieces(answer.text):
+        yield chunk({"content": piece})
+    for index, sent in enumerate(_tool_calls(answer, chat)):
+        function = sent["function"]
+        yield chunk({"tool_calls": [{"index": index, **sent, "function": {**function, "arguments": ""}}]})
+        for piece in _pieces(function["arguments"]):
+            yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
+    yield chunk({}, finish_reason=_finish_reason(answer))
+    if answer.usage is not None and (chat.body.get("stream_options") or {}).get("include_usage"):
+        yield chunk(None)
+
+
+def _pieces(text: str, size: int = 24) -> Iterator[str]:
+    return (text[at : at + size] for at in range(0, len(text), size))
+
+
+def _tool_calls(answer: Answer, chat: ChatRequest) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": f"call_{chat.turn}_{number}",
+            "type": "function",
+            "function": {
+                "name": name,
+                "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False),
+            },
+        }
+        for number, (name, arguments) in enumerate(answer.tool_calls)
+    ]
+
+
+def _finish_reason(answer: Answer) -> str:
+    return answer.finish_reason or ("tool_calls" if answer.tool_calls else "stop")
+
+
+def _envelope(answer: Answer, chat: ChatRequest, kind: str) -> dict[str, Any]:
+    model = answer.model or f"{chat.body.get('model')}-scripted"
+    return {"id": f"chatcmpl-{chat.turn}", "object": kind, "created": 0, "model": model}
+
+
+def _error_body(message: str) -> bytes:
+    return json.dumps({"error": {"message": message, "type": "invalid_request_error"}}).encode()
+
+
+def load_answers(path: Path) -> dict[str, list[Turn]]:
+    """A script from a JSON file: `{"<key>": [turn, …]}` or one bare list.
+
+    A turn is an object with Answer's fields, where `tool_calls` is a list of `{"name", "arguments"}`, or a list of
+    such objects. Raises ConfigError.
+    """
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        table = content if isinstance(content, dict) else {DEFAULT_KEY: content}
+        return {key: [_turn(item) for item in turns] for key, turns in table.items()}
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ConfigError(f"not a model script: {error}", field=str(path), remedy="see docs/agents.md") from error
+
+
+def _turn(item: Any) -> Turn:
+    if isinstance(item, list):
+        return [_answer(one) for one in item]
+    return _answer(item)
+
+
+def _answer(item: Mapping[str, Any]) -> Answer:
+    values = dict(item)
+    values["tool_calls"] = tuple((one["name"], one["arguments"]) for one in values.get("tool_calls", ()))
+    if isinstance(values.get("body"), str):
+        values["body"] = values["body"].encode()
+    return Answer(**values)
+
+
+def _server(app: Starlette) -> Any:
+    """A uvicorn server that leaves the process' signal handlers alone and tells when it is up."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        up: Callable[[], None] | None = None
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.up is not None:
+                self.up()
+
+    # Connections that break on purpose would each log a traceback, so only critical messages pass.
+    config = uvicorn.Config(app, log_config=None, log_level="critical", lifespan="off", access_log=False)
+    return Server(config)
+
+
+async def _serve(
+    server: Any, listener: socket.socket, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+) -> None:
+    server.up = task_status.started
+    await server.serve(sockets=[listener])
+
+
+async def _main(path: Path) -> None:
+    async with ScriptedServer.from_file(path) as server:
+        print(server.base_url, flush=True)
+        await anyio.sleep_forever()
+
+
+if __name__ == "__main__":
+    import sys
+
+    with contextlib.suppress(KeyboardInterrupt):
+        anyio.run(_main, Path(sys.argv[1]))
