@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 REPO = "/testbed"
 VENV = "/venv"
-_PIP = f"{VENV}/bin/python -m pip install --no-cache-dir --disable-pip-version-check"
+_PIP = f"{VENV}/bin/python -m pip install --disable-pip-version-check"
 _PATH = f"{VENV}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _EDITABLE = "python -m pip install -e . --no-deps --no-build-isolation"
 _KNOWN_INSTALLS = (
@@ -41,7 +41,7 @@ def recipe_document(env: EnvRecipe) -> dict[str, Any]:
     for command in env.install_commands:
         if not any(known.fullmatch(command) for known in _KNOWN_INSTALLS):
             raise ConfigError(f"install command not understood: {command}", field=f"{env.instance_id} env.json")
-    venv = [f"python3 -m venv {VENV}"]
+    venv = [f'"$PYTHON" -m venv {VENV}']
     if env.pip:
         venv.append(f"{_PIP} pip=={env.pip}")
     requirements = "".join(f"{one}\n" for one in env.requirements)
