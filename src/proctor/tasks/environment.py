@@ -146,7 +146,11 @@ def _add_files(environment: Environment, image: Image, store: ImageStore) -> Ima
         root = workspace.directory("files")
         _make_parents(stack, root, workdir)
         target = root / workdir.strip("/")
-        shutil.copytree(environment.files, target, symlinks=True, dirs_exist_ok=True)
+        for child in sorted(environment.files.iterdir()):
+            if child.is_dir() and not child.is_symlink():
+                shutil.copytree(child, target / child.name, symlinks=True)
+            else:
+                shutil.copy2(child, target / child.name, follow_symlinks=False)
         for folder, directories, files in os.walk(target):
             for name in (*directories, *files):
                 os.chown(os.path.join(folder, name), 0, 0, follow_symlinks=False)
