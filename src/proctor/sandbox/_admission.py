@@ -10,9 +10,12 @@ import os
 import resource
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from proctor.common import InfraError, RefusedError
-from proctor.sandbox.contract import Resources
+
+if TYPE_CHECKING:
+    from proctor.sandbox.contract import Resources
 
 DESCRIPTORS_PER_SANDBOX = 8
 
@@ -107,7 +110,7 @@ class Ledger:
         if machine.memory_available_mb < policy.memory_headroom_mb:
             return (
                 "resources.memory_mb",
-                f"{machine.memory_available_mb} MB of memory available, {policy.memory_headroom_mb} kept for the machine",
+                f"{machine.memory_available_mb} MB of memory available, {policy.memory_headroom_mb} kept free",
             )
         open_files = (len(self.held) + 1) * DESCRIPTORS_PER_SANDBOX
         if open_files > machine.descriptors - 64:

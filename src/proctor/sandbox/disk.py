@@ -16,11 +16,14 @@ import fcntl
 import os
 import shutil
 import subprocess
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from proctor.common import InfraError, RefusedError
-from proctor.sandbox.contract import Resources
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from proctor.sandbox.contract import Resources
 
 Driver = Literal["memory", "loop"]
 
@@ -40,7 +43,9 @@ def choose(resources: Resources) -> Driver:
         driver = "memory" if resources.disk_mb <= resources.memory_mb else "loop"
     if driver == "loop" and resources.disk_mb < _SMALLEST_LOOP_MB:
         raise RefusedError(
-            f"a loop image has at least {_SMALLEST_LOOP_MB} MB", field="resources.disk_mb", remedy="use the memory driver"
+            f"a loop image has at least {_SMALLEST_LOOP_MB} MB",
+            field="resources.disk_mb",
+            remedy="use the memory driver",
         )
     return driver
 
@@ -58,7 +63,9 @@ class Templates:
             _copy_sparse(template, target)
         except OSError as error:
             target.unlink(missing_ok=True)
-            raise InfraError(f"cannot make the disk image {target}: {error.strerror}", remedy="free disk space") from error
+            raise InfraError(
+                f"cannot make the disk image {target}: {error.strerror}", remedy="free disk space"
+            ) from error
 
     def _template(self, disk_mb: int, inodes: int) -> Path:
         path = self._root / f"ext4-{disk_mb}m-{inodes}i.img"
@@ -84,8 +91,19 @@ def _format(path: Path, disk_mb: int, inodes: int) -> None:
     with open(path, "xb") as file:
         os.fchmod(file.fileno(), 0o600)
         file.truncate(disk_mb << 20)
-    # 16 more: the root, lost+found, the launcher's own directories and ext4's reserved ones.
-    options = ["-N", str(inodes + 16), "-m", "0", "-O", _FEATURES, "-E", "lazy_itable_init=1,nodiscard,packed_meta_blocks=1"]
+    # 16 more for the root, the launcher's own directories and ext4's reserved ones; and mkfs rounds down in every block
+    # group of 128 MB.
+    inodes + 16 + 64 * (disk_mb // 128 + 1)
+    options = [
+        "-N",
+        str(inodes + 16),
+        "-m",
+        "0",
+        "-O",
+        _FEATURES,
+        "-E",
+        "lazy_itable_init=1,nodiscard,packed_meta_blocks=1",
+    ]
     done = subprocess.run(
         [mkfs, "-q", "-F", *options, str(path)],
         stdin=subprocess.DEVNULL,

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
 from proctor.common import InfraError
 from proctor.sandbox.contract import EndReason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 VERSION = 1
 
@@ -75,7 +77,9 @@ class Journal:
         try:
             written = os.write(self._descriptor, line)
         except OSError as error:
-            raise InfraError(f"cannot write the journal {self.path}: {error.strerror}", remedy="free disk space") from error
+            raise InfraError(
+                f"cannot write the journal {self.path}: {error.strerror}", remedy="free disk space"
+            ) from error
         if written != len(line):
             raise InfraError(f"cannot write the journal {self.path}: the disk is full", remedy="free disk space")
         self._dirty = True

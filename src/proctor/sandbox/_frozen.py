@@ -1,0 +1,92 @@
+"""Frozen uppers: read-only layers that live as long as somebody uses them, and never longer than their Edge.
+
+A frozen upper is a directory in a file system without a name (a detached tmpfs or loop mount). Its descriptor keeps it
+alive; closing the descriptor frees everything in it at once, however large it is.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from proctor.common import RefusedError
+from proctor.sandbox.contract import Layer
+from proctor.sandbox.layers import usage
+
+
+@dataclass(slots=True)
+class _Frozen:
+    layer: Layer
+    descriptor: int
+    kept: bool
+    users: int = 0
+
+
+class FrozenLayers:
+    """The frozen uppers of one Edge, by handle."""
+
+    def __init__(self, edge_id: str) -> None:
+        self._edge_id = edge_id
+        self._count = 0
+        self._layers: dict[str, _Frozen] = {}
+
+    def add(self, upper: int, *, kept: bool) -> Layer:
+        """Freeze the open upper directory, whose descriptor is owned from now on.
+
+        With `kept` it lives until `drop`; otherwise until the last sandbox that uses it has ended.
+        """
+        self._count += 1
+        handle = f"{self._edge_id}/layer-{self._count}"
+        size, _ = usage(upper)
+        layer = Layer(path=Path(f"/proc/{os.getpid()}/fd/{upper}"), handle=handle, size_bytes=size)
+        self._layers[handle] = _Frozen(layer, upper, kept)
+        return layer
+
+    def descriptor(self, layer: Layer) -> int:
+        """The open directory of a frozen layer; refuses one that this Edge does not hold."""
+        frozen = self._layers.get(layer.handle or "")
+        if frozen is None:
+            raise RefusedError(
+                f"frozen layer {layer.handle} is not held by this Edge",
+                field="layers",
+                remedy="a frozen layer lives only as long as the Edge that made it",
+            )
+        return frozen.descriptor
+
+    def use(self, layers: tuple[Layer, ...]) -> None:
+        """A sandbox starts to depend on these layers."""
+        for layer in layers:
+            if layer.handle is not None:
+                self.descriptor(layer)
+                self._layers[layer.handle].users += 1
+
+    def release(self, layers: tuple[Layer, ...]) -> list[int]:
+        """A sandbox depends on these layers no longer. Returns descriptors to close (it may take long)."""
+        freed = []
+        for layer in layers:
+            if layer.handle is not None and (frozen := self._layers.get(layer.handle)) is not None:
+                frozen.users -= 1
+                freed += self._free(frozen)
+        return freed
+
+    def drop(self, layer: Layer) -> list[int]:
+        """Its maker needs it no longer; it goes when the last user does. Returns descriptors to close."""
+        frozen = self._layers.get(layer.handle or "")
+        if frozen is None:
+            return []
+        frozen.kept = False
+        return self._free(frozen)
+
+    def close(self) -> list[int]:
+        """Forget all; returns descriptors to close."""
+        descriptors = [frozen.descriptor for frozen in self._layers.values()]
+        self._layers.clear()
+        return descriptors
+
+    def _free(self, frozen: _Frozen) -> list[int]:
+        if frozen.kept or frozen.users > 0:
+            return []
+        assert frozen.layer.handle is not None
+        del self._layers[frozen.layer.handle]
+        return [frozen.descriptor]

@@ -1,0 +1,163 @@
+"""One life of a sandbox's processes: guest, groups and upper layer, from launch to the last counter."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+
+from proctor.common import InfraError
+from proctor.sandbox.contract import EndReason, ExecResult, Stats
+from proctor.sandbox.layers import usage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from proctor.sandbox.disk import Driver
+    from proctor.sandbox.native.cgroup import GroupStats, SlotGroup
+    from proctor.sandbox.native.channel import GuestChannel
+    from proctor.sandbox.native.launcher import Launched
+
+_KILL_DEADLINE_S = 10.0
+_FULL_BYTES = 4096
+
+
+class _Baseline(NamedTuple):
+    oom_kills: int
+    pids_refused: int
+
+
+class Counters:
+    """The two event counters that tell a limit from a failure, read often, so their files are kept open.
+
+    Serves the guest channel as its `Attribution`.
+    """
+
+    def __init__(self, group: SlotGroup, upper: int) -> None:
+        memory, pids = group.directory("memory"), group.directory("pids")
+        assert memory is not None
+        assert pids is not None
+        name = "memory.events" if group.layout.version == 2 else "memory.oom_control"
+        self._upper = upper
+        self._last = _Baseline(0, 0)
+        self._oom = os.open(memory / name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._pids = os.open(pids / "pids.events", os.O_RDONLY | os.O_CLOEXEC)
+        except BaseException:
+            os.close(self._oom)
+            raise
+
+    def close(self) -> None:
+        """Close the files. Reading afterwards gives zeros."""
+        for descriptor in (self._oom, self._pids):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._oom = self._pids = self._upper = -1
+
+    def before(self) -> object:
+        """The counters when a command starts."""
+        self._last = self.read()
+        return self._last
+
+    def after(self, baseline: object, result: ExecResult) -> EndReason | None:
+        """Which limit a failed command ran into while it ran, by the kernel's own count; None when into none."""
+        assert isinstance(baseline, _Baseline)
+        now = self._last = self.read()
+        if now.oom_kills > baseline.oom_kills:
+            return EndReason.OOM
+        if now.pids_refused > baseline.pids_refused:
+            return EndReason.PIDS
+        return EndReason.DISK if self.disk_full() else None
+
+    def read(self) -> _Baseline:
+        """Both counters now."""
+        if self._oom < 0:
+            return _Baseline(0, 0)
+        return _Baseline(_value(self._oom, b"oom_kill "), _value(self._pids, b"max "))
+
+    def oom_since_last_look(self) -> bool:
+        """Whether the kernel killed for memory since a command last started or failed: the only witness there is of why
+        process 1 is gone."""
+        return self.read().oom_kills > self._last.oom_kills
+
+    def disk_full(self) -> bool:
+        """Whether the upper has no room left for one more page or one more file."""
+        if self._upper < 0:
+            return False
+        info = os.fstatvfs(self._upper)
+        return info.f_bavail * info.f_frsize < _FULL_BYTES or info.f_favail == 0
+
+
+def _value(descriptor: int, key: bytes) -> int:
+    try:
+        data = os.pread(descriptor, 1024, 0)
+    except OSError as error:
+        if error.errno == errno.ENODEV:  # the group was removed
+            return 0
+        raise
+    for line in data.splitlines():
+        if line.startswith(key):
+            return int(line[len(key) :])
+    return 0
+
+
+@dataclass(slots=True)
+class Incarnation:
+    """A running guest and what the Edge holds for it."""
+
+    number: int
+    launched: Launched
+    group: SlotGroup
+    channel: GuestChannel
+    counters: Counters
+    driver: Driver
+    mechanisms: Mapping[str, str]
+
+    def open_upper(self) -> int:
+        """A new descriptor of the upper directory itself."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open("upper", flags, dir_fd=self.launched.upper_fd)
+
+    def stats(self) -> Stats:
+        """The kernel's counters, and the use of the upper."""
+        group = self.group.stats()
+        disk_bytes, disk_inodes = usage(self.launched.upper_fd)
+        return _stats(group, disk_bytes, disk_inodes)
+
+    async def kill(self) -> None:
+        """Kill the guest and with it, by the rule of pid namespaces, every process. Returns when they are gone."""
+        self.channel.close()
+        try:
+            signal.pidfd_send_signal(self.launched.pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        with anyio.move_on_after(_KILL_DEADLINE_S) as scope:
+            # A process is reported as ended only after all others of its pid namespace are.
+            await anyio.wait_readable(self.launched.pidfd)
+        if scope.cancelled_caught:
+            raise InfraError(
+                f"{self.launched.slot}: the guest survives SIGKILL for {_KILL_DEADLINE_S:g} s",
+                remedy="a process in state D holds it; look at the kernel log",
+            )
+
+    def descriptors(self) -> tuple[int, int]:
+        """What is to be closed once the groups are gone: pidfd and the upper's file system."""
+        return self.launched.pidfd, self.launched.upper_fd
+
+
+def _stats(group: GroupStats, disk_bytes: int, disk_inodes: int) -> Stats:
+    return Stats(
+        memory_bytes=group.memory_bytes,
+        memory_peak_bytes=group.memory_peak_bytes,
+        cpu_s=group.cpu_s,
+        pids=group.pids,
+        pids_peak=group.pids_peak,
+        disk_bytes=disk_bytes,
+        disk_inodes=disk_inodes,
+        oom_kills=group.oom_kills,
+        pids_refused=group.pids_refused,
+    )

@@ -1,0 +1,415 @@
+"""One sandbox as its caller holds it: `proctor.sandbox.Sandbox` for runtime `native`.
+
+A sandbox outlives its processes: `reset` and `snapshot` end one *incarnation* (guest, groups, upper layer) and start
+the next on the same handle. What a call needs is asked of the Edge, which owns everything that has to be cleaned up.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Self
+
+import anyio
+from anyio.lowlevel import checkpoint
+
+from proctor.common import ConfigError
+from proctor.sandbox import layers as layer_tools
+from proctor.sandbox._environment import Users, default_environment
+from proctor.sandbox.contract import (
+    DiffEntry,
+    EndReason,
+    ExecResult,
+    FileStat,
+    Image,
+    LaunchError,
+    Layer,
+    OnOutput,
+    OutputLimit,
+    Process,
+    Receipt,
+    SandboxLost,
+    SandboxSpec,
+    Stats,
+)
+from proctor.sandbox.journal import State, now
+from proctor.sandbox.receipts import History
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from pathlib import Path
+
+    from proctor.sandbox._incarnation import Incarnation
+    from proctor.sandbox._timers import Timer
+    from proctor.sandbox.contract import Sandbox
+    from proctor.sandbox.edge import Edge
+
+_END_DEADLINE_S = 30.0
+
+
+class Box:
+    """A live sandbox. Made by `Edge.create`; also an async context manager that closes itself."""
+
+    def __init__(self, edge: Edge, box_id: str, spec: SandboxSpec, image: Image, stack: tuple[Layer, ...]) -> None:
+        self.id = box_id
+        self.spec = spec
+        self.image = image
+        self._edge = edge
+        self._base = stack
+        self._stack = stack
+        self._live: Incarnation | None = None
+        self._users = Users(spec.user or image.user)
+        self._environment = default_environment(spec, image)
+        self._workdir = spec.workdir or image.workdir or "/"
+        self._history = History(box_id, spec, image, created_at=now())
+        # Held while the sandbox changes its incarnation or ends.
+        self._change = anyio.Lock(fast_acquire=True)
+        self._reason: EndReason | None = None
+        self._detail = ""
+        self._ended = anyio.Event()
+        self._timers: builtins.list[Timer] = []
+        self._running = 0
+        self._last_use = anyio.current_time()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # --- commands ---------------------------------------------------------------------------------------------------
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bytes | None = None,
+        timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
+        limit: OutputLimit = OutputLimit(),  # noqa: B008, RUF100 - frozen value
+        report_fd: int | None = None,
+        keep: bool = False,
+    ) -> ExecResult:
+        """Run a command to its end (see the contract)."""
+        async with self._use() as guest:
+            self._history.execs += 1
+            name, environment = await self._identity(guest, user, env)
+            return await guest.channel.exec(
+                command,
+                env=environment,
+                cwd=cwd or self._workdir,
+                user=name,
+                stdin=stdin,
+                timeout_s=timeout_s,
+                on_output=on_output,
+                limit=limit,
+                report_fd=report_fd,
+                keep=keep,
+            )
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        keep: bool = False,
+    ) -> Process:
+        """Start a command and return at once (see the contract)."""
+        async with self._use() as guest:
+            self._history.execs += 1
+            name, environment = await self._identity(guest, user, env)
+            return await guest.channel.start(command, env=environment, cwd=cwd or self._workdir, user=name, keep=keep)
+
+    async def _identity(
+        self, guest: Incarnation, user: str | None, env: Mapping[str, str] | None
+    ) -> tuple[str | None, dict[str, str]]:
+        who = await self._users.find(user, guest.channel)
+        environment = {"HOME": who.home, "USER": who.name, **self._environment}
+        if env:
+            environment.update(env)
+        return who.ask, environment
+
+    # --- files ------------------------------------------------------------------------------------------------------
+
+    async def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
+        """The content of a file."""
+        async with self._use() as guest:
+            return await guest.channel.read(self._absolute(path), max_bytes=max_bytes)
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644, user: str | None = None) -> None:
+        """Write a whole file, creating parents."""
+        async with self._use() as guest:
+            await guest.channel.write(self._absolute(path), data, mode=mode, user=user)
+
+    async def list(self, path: str) -> builtins.list[FileStat]:
+        """The entries of a directory."""
+        async with self._use() as guest:
+            return await guest.channel.list(self._absolute(path))
+
+    async def stat(self, path: str) -> FileStat:
+        """Metadata without following a final symbolic link."""
+        async with self._use() as guest:
+            return await guest.channel.stat(self._absolute(path))
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a file, or a directory with `recursive`."""
+        async with self._use() as guest:
+            await guest.channel.remove(self._absolute(path), recursive=recursive)
+
+    async def mkdir(self, path: str, *, mode: int = 0o755, user: str | None = None) -> None:
+        """Make a directory and its parents."""
+        async with self._use() as guest:
+            await guest.channel.mkdir(self._absolute(path), mode=mode, user=user)
+
+    async def upload(self, source: Path, target: str, *, user: str | None = None) -> None:
+        """Copy a file, a directory's content, or a tar's content in (see the contract)."""
+        from proctor.sandbox._transfer import upload
+
+        async with self._use() as guest:
+            await upload(guest.channel, source, self._absolute(target), user)
+
+    async def download(self, path: str, target: Path) -> None:
+        """Copy a file or a directory out; links are kept as links."""
+        from proctor.sandbox._transfer import download
+
+        async with self._use() as guest:
+            await download(guest.channel, self._absolute(path), target)
+
+    def _absolute(self, path: str) -> str:
+        if not path or "\0" in path:
+            raise ConfigError(f"{path!r} is not a path", field="path")
+        return path if path.startswith("/") else f"{self._workdir.rstrip('/')}/{path}"
+
+    # --- processes and disk -----------------------------------------------------------------------------------------
+
+    async def kill_all(self) -> int:
+        """Kill every process except the guest; returns 0, or raises when some cannot be killed."""
+        async with self._use() as guest:
+            return await guest.channel.kill_all()
+
+    async def diff(self) -> builtins.list[DiffEntry]:
+        """What was added, changed and deleted since creation or the last snapshot.
+
+        Read from outside while the sandbox lives; stop its processes first (`kill_all`) for one moment's truth.
+        """
+        async with self._upper() as (upper, stack):
+            entries = await anyio.to_thread.run_sync(layer_tools.diff, upper, stack)
+        return [entry for entry in entries if not self._is_mount_point(entry)]
+
+    def _is_mount_point(self, entry: DiffEntry) -> bool:
+        """True for the empty places that the launcher makes to mount on: they are not the candidate's doing."""
+        if entry.change != "added" or entry.size:
+            return False
+        return any(target == entry.path or target.startswith(entry.path + "/") for target in self._targets())
+
+    def _targets(self) -> tuple[str, ...]:
+        mounts = (*self.image.mounts, *self.spec.mounts)
+        return ("/proc", "/dev", "/sys", *(mount.target.rstrip("/") for mount in mounts))
+
+    async def export_diff(self, target: Path) -> None:
+        """Write the upper layer as `target` (tar.zst with OCI whiteouts)."""
+        async with self._upper() as (upper, _):
+            await anyio.to_thread.run_sync(layer_tools.export, upper, target)
+
+    @asynccontextmanager
+    async def _upper(self) -> AsyncIterator[tuple[int, tuple[Layer, ...]]]:
+        """The upper directory under a descriptor of our own, which no `close` or `reset` can pull away."""
+        async with self._use() as guest:
+            upper = guest.open_upper()
+            try:
+                yield upper, self._stack
+            finally:
+                os.close(upper)
+
+    async def snapshot(self) -> Layer:
+        """Freeze the upper into one more layer, kept until the Edge ends or `Edge.drop`; go on above it."""
+        stack = await self._freeze(kept=True)
+        self._edge._discard(self._edge._frozen.release(stack))
+        return stack[-1]
+
+    async def fork(self, count: int = 1) -> builtins.list[Sandbox]:
+        """Start `count` sandboxes on this one's frozen disk. Processes are not carried, and this one's are killed."""
+        if count < 1:
+            raise ConfigError("must be at least 1", field="count")
+        stack = await self._freeze(kept=False)
+        boxes: builtins.list[Sandbox] = []
+        try:
+            while len(boxes) < count:
+                boxes.append(await self._edge._open(self.spec, self.image, stack))
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                for box in boxes:
+                    await box.close()
+            raise
+        finally:
+            self._edge._discard(self._edge._frozen.release(stack))
+        return boxes
+
+    async def _freeze(self, *, kept: bool) -> tuple[Layer, ...]:
+        """Go on above the frozen upper. The stack that is returned is in use once more, for the caller to release."""
+        async with self._changing():
+            assert self._live is not None
+            upper = self._live.open_upper()
+            await self._end_incarnation()
+            layer = self._edge._frozen.add(upper, kept=kept)
+            self._edge._frozen.use((layer,))
+            stack = self._stack = (*self._stack, layer)
+            self._edge._frozen.use(stack)
+            await self._begin_incarnation()
+        return stack
+
+    async def reset(self) -> None:
+        """Drop every process and every change since creation."""
+        async with self._changing():
+            await self._end_incarnation()
+            surplus = self._stack[len(self._base) :]
+            self._stack = self._base
+            await self._begin_incarnation()
+            self._edge._discard(self._edge._frozen.release(surplus))
+
+    # --- facts ------------------------------------------------------------------------------------------------------
+
+    async def stats(self) -> Stats:
+        """Current and peak use, from the kernel's counters of the present incarnation."""
+        async with self._use(active=False) as guest:
+            return guest.stats()
+
+    async def receipt(self) -> Receipt:
+        """What this sandbox really is, or was."""
+        await checkpoint()
+        live = self._live
+        return self._history.receipt(self._stack, live.stats() if live is not None else None)
+
+    @property
+    def ended(self) -> EndReason | None:
+        """Why it ended; None while it lives."""
+        return self._reason
+
+    async def close(self, reason: EndReason = EndReason.CLOSED) -> Receipt:
+        """End the sandbox: when this returns, its processes are gone. Closing twice gives the first end's receipt."""
+        await self._end(reason)
+        return self._history.receipt(self._stack, None)
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _use(self, *, active: bool = True) -> AsyncIterator[Incarnation]:
+        """The present incarnation for one call; a guest that is lost meanwhile becomes the sandbox's end."""
+        guest = self._live
+        if guest is None:
+            async with self._change:
+                guest = self._live
+        if guest is None or self._reason is not None:
+            raise self._gone()
+        self._running += active
+        try:
+            yield guest
+        except SandboxLost as lost:
+            raise await self._explain(guest, lost) from lost
+        finally:
+            if active:
+                self._running -= 1
+                self._last_use = anyio.current_time()
+
+    async def _explain(self, guest: Incarnation, lost: SandboxLost) -> SandboxLost:
+        """Why a call was cut off: the sandbox's own end, once that is known, or a change of incarnation."""
+        if self._reason is None and guest is not self._live:
+            return SandboxLost(f"sandbox {self.id} was reset or frozen meanwhile", reason=EndReason.KILLED)
+        with anyio.move_on_after(_END_DEADLINE_S):
+            await self._ended.wait()
+        return self._gone() if self._reason is not None else lost
+
+    def _gone(self) -> SandboxLost:
+        reason = self._reason or EndReason.EDGE_LOST
+        detail = f": {self._detail}" if self._detail else ""
+        return SandboxLost(f"sandbox {self.id} has ended ({reason}){detail}", reason=reason)
+
+    @asynccontextmanager
+    async def _changing(self) -> AsyncIterator[None]:
+        """A change of incarnation: alone, not to be cancelled in the middle, and the end of the sandbox if it fails."""
+        async with self._change:
+            if self._live is None or self._reason is not None:
+                raise self._gone()
+            with anyio.CancelScope(shield=True):
+                try:
+                    yield
+                except BaseException as error:
+                    if self._live is None:
+                        self._reason, self._detail = EndReason.LAUNCH, str(error)
+                        await self._finish()
+                    raise
+        await checkpoint()
+
+    async def _begin(self) -> None:
+        """The first incarnation. Whatever goes wrong, nothing of it is left."""
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._begin_incarnation()
+            except BaseException as error:
+                self._reason, self._detail = EndReason.LAUNCH, str(error)
+                await self._finish()
+                raise
+
+    async def _begin_incarnation(self) -> None:
+        self._history.incarnation += 1
+        live = await self._edge._launch(self, self._history.incarnation, self._stack)
+        self._live = live
+        self._history.mechanisms = live.mechanisms
+        if live.channel.lost is not None:
+            # It was lost before it was ours to notice.
+            await self._end_incarnation()
+            raise LaunchError(f"{self.id}: the guest ended at once: {live.channel.lost.message}")
+        self._users.forget()
+        self._last_use = anyio.current_time()
+
+    async def _end_incarnation(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            self._history.peaks.add(await self._edge._halt(live))
+
+    async def _end(self, reason: EndReason, detail: str = "") -> None:
+        """End for `reason`, unless it has ended (or is ending) for another."""
+        with anyio.CancelScope(shield=True):
+            if self._reason is None:
+                self._reason, self._detail = reason, detail
+                async with self._change:
+                    await self._finish()
+            await self._ended.wait()
+
+    async def _finish(self) -> None:
+        assert self._reason is not None
+        self._edge._note(self.id, State.CLOSING, reason=self._reason, detail=self._detail)
+        try:
+            await self._end_incarnation()
+        finally:
+            self._history.end_reason = self._reason
+            self._history.end_detail = self._detail
+            self._history.ended_at = now()
+            self._edge._forget(self)
+            self._ended.set()
+
+    # --- clocks (called by the Edge's timers) -----------------------------------------------------------------------
+
+    async def _ttl_due(self) -> float | None:
+        self._edge._spawn_end(self, EndReason.TTL, f"older than {self.spec.lifecycle.ttl_s:g} s")
+        return None
+
+    async def _idle_due(self) -> float | None:
+        limit = self.spec.lifecycle.idle_timeout_s
+        assert limit is not None
+        if self._reason is not None:
+            return None
+        at = anyio.current_time()
+        due = self._last_use + limit
+        if self._running:
+            return at + limit
+        if due > at:
+            return due
+        self._edge._spawn_end(self, EndReason.IDLE, f"not used for {limit:g} s")
+        return None

@@ -1,0 +1,483 @@
+"""The Edge: it owns the sandboxes of one machine (or of one process on it).
+
+It admits by what is really free, journals before it acts, keeps the clocks, and sweeps what nobody owns. Use it as an
+async context manager; leaving it ends every sandbox it made.
+
+    async with Edge() as edge:
+        async with await edge.create(SandboxSpec()) as box: …
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+
+from proctor.common import ConfigError, InfraError, RefusedError, state_dir
+from proctor.sandbox import disk, sweep
+from proctor.sandbox._admission import Demand, Ledger, Machine, Policy, raise_descriptor_limit
+from proctor.sandbox._faults import point
+from proctor.sandbox._frozen import FrozenLayers
+from proctor.sandbox._images import ImageCache
+from proctor.sandbox._incarnation import Counters, Incarnation
+from proctor.sandbox._timers import Timers
+from proctor.sandbox.box import Box
+from proctor.sandbox.contract import (
+    EndReason,
+    GuestProtocolError,
+    Image,
+    LaunchError,
+    Layer,
+    SandboxLost,
+    SandboxSpec,
+    Stats,
+)
+from proctor.sandbox.journal import Journal, State
+from proctor.sandbox.native.cgroup import CgroupLayout
+from proctor.sandbox.native.channel import GuestChannel
+from proctor.sandbox.native.launcher import Launched, Launcher, LauncherConfig
+from proctor.sandbox.native.plan import Bind, Limits, LoopUpper, MemoryUpper, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+    from pathlib import Path
+
+    from anyio.abc import TaskGroup, TaskStatus
+
+    from proctor.sandbox.images import ImageStore
+
+log = logging.getLogger(__name__)
+
+_HELLO_DEADLINE_S = 10.0
+_MACHINE_RECHECK_S = 1.0
+_current: ContextVar[Edge | None] = ContextVar("proctor_edge", default=None)
+
+
+class Edge:
+    """Owner of sandboxes. `home` keeps its journal and disk images (default: Proctor's state directory)."""
+
+    def __init__(
+        self,
+        home: Path | None = None,
+        *,
+        pool_size: int = 8,
+        policy: Policy = Policy(),  # noqa: B008, RUF100 - frozen value
+        queue_deadline_s: float = 600.0,
+        sweep_interval_s: float = 30.0,
+        images: ImageStore | None = None,
+    ) -> None:
+        """`pool_size`: launch slots kept ready. `queue_deadline_s`: how long a create may wait for room."""
+        self.home = (home or state_dir()).absolute()
+        self._pool_size = pool_size
+        self._queue_deadline_s = queue_deadline_s
+        self._sweep_interval_s = sweep_interval_s
+        self._images = ImageCache(images)
+        self._ledger = Ledger(policy)
+        self._boxes: dict[str, Box] = {}
+        self._count = 0
+        self._closing_slots: set[str] = set()
+        self._token: Token[Edge | None] | None = None
+
+    # --- start and stop ---------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        raise_descriptor_limit()
+        self._layout = CgroupLayout.detect()
+        self._queue = anyio.Lock(fast_acquire=True)
+        self._freed = anyio.Event()
+        self._timers = Timers()
+        self._buried = anyio.Event()
+        self._waste_in, self._waste = anyio.create_memory_object_stream[_Waste](float("inf"))
+        self._templates = disk.Templates(self.home / "disks")
+        async with AsyncExitStack() as stack:
+            self._directory = sweep.EdgeDirectory.create(self.home)
+            self.id = self._directory.id
+            stack.push_async_callback(self._leave)
+            point("start:after-lock")
+            self._journal = Journal(self._directory.path / "journal.jsonl")
+            stack.callback(self._journal.close)
+            await sweep.sweep_dead(self.home, self._layout)
+            self._launcher = await Launcher.start(LauncherConfig(edge=self.id, pool=self._pool_size), self._layout)
+            stack.push_async_callback(self._stop_launcher)
+            self._layout = self._launcher.layout
+            point("start:after-launcher")
+            self._frozen = FrozenLayers(self.id)
+            self._watch = sweep.SlotWatch(self.id, self._layout)
+            stack.callback(self._images.close)
+            self._tasks = await stack.enter_async_context(_services())
+            stack.push_async_callback(self._end_all)
+            for service in (self._timers.run, self._bury, self._sweep):
+                self._tasks.start_soon(service)
+            self._token = _current.set(self)
+            self._resources = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *error: Any) -> bool | None:
+        if self._token is not None:
+            # Left in another context than it was entered in (a fixture, say): there is nothing to set back then.
+            with suppress(ValueError):
+                _current.reset(self._token)
+            self._token = None
+        return await self._resources.__aexit__(*error)
+
+    async def _end_all(self) -> None:
+        """End every sandbox and every service; nothing is left but the launcher."""
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as ends:
+                for box in list(self._boxes.values()):
+                    ends.start_soon(box._end, EndReason.CLOSED, "the Edge ended")
+            self._discard(self._frozen.close())
+            self._waste_in.close()
+            await self._buried.wait()
+        self._tasks.cancel_scope.cancel()
+
+    async def _stop_launcher(self) -> None:
+        point("stop:before-launcher")
+        with anyio.CancelScope(shield=True):
+            await self._launcher.close()
+
+    async def _leave(self) -> None:
+        point("stop:before-directory")
+        with anyio.CancelScope(shield=True):
+            if self._layout.slots(self.id):
+                self._directory.release()  # the next sweep finishes what could not be finished
+            else:
+                await self._layout.remove_edge(self.id)
+                self._directory.remove()
+
+    # --- what callers use -------------------------------------------------------------------------------------------
+
+    async def create(self, spec: SandboxSpec | None = None, *, deadline_s: float | None = None) -> Box:
+        """Make a sandbox; it waits for room up to `deadline_s` (default: the Edge's). Close it, or use `async with`.
+
+        Raises RefusedError when the machine cannot honour the spec or had no room in time, ImageError, LaunchError.
+        """
+        spec = spec or SandboxSpec()
+        _check(spec)
+        image = await self._images.resolve(spec.image)
+        return await self._open(spec, image, (*image.layers, *spec.layers), deadline_s)
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """The living sandboxes."""
+        return tuple(self._boxes.values())
+
+    async def drop(self, layer: Layer) -> None:
+        """Free a layer that `snapshot` made, once no sandbox uses it any more. Unknown layers are ignored."""
+        self._discard(self._frozen.drop(layer))
+
+    async def _open(
+        self, spec: SandboxSpec, image: Image, stack: tuple[Layer, ...], deadline_s: float | None = None
+    ) -> Box:
+        self._count += 1
+        box_id = f"{self.id}-{self._count}"
+        driver = disk.choose(spec.resources)
+        await self._admit(box_id, Demand.of(spec.resources, on_disk=driver == "loop"), deadline_s)
+        try:
+            self._frozen.use(stack)
+        except BaseException:
+            self._release(box_id)
+            raise
+        box = Box(self, box_id, spec, image, stack)
+        self._boxes[box_id] = box
+        await box._begin()
+        at, life = anyio.current_time(), spec.lifecycle
+        if life.ttl_s is not None:
+            box._timers.append(self._timers.at(at + life.ttl_s, box._ttl_due))
+        if life.idle_timeout_s is not None:
+            box._timers.append(self._timers.at(at + life.idle_timeout_s, box._idle_due))
+        return box
+
+    # --- admission --------------------------------------------------------------------------------------------------
+
+    async def _admit(self, box_id: str, demand: Demand, deadline_s: float | None) -> None:
+        """Wait, first come first served, until `demand` fits; refuse at once what never can."""
+        machine = Machine.read(self.home)
+        if (refusal := self._ledger.impossible(demand, machine)) is not None:
+            raise refusal
+        wait = self._queue_deadline_s if deadline_s is None else deadline_s
+        obstacle: tuple[str, str] | None = ("edge", "others wait before it")
+        with anyio.move_on_after(wait):
+            async with self._queue:
+                while True:
+                    obstacle = self._ledger.obstacle(demand, machine)
+                    if obstacle is None:
+                        self._ledger.held[box_id] = demand
+                        return
+                    self._freed = anyio.Event()
+                    # Promises change by our own doing; the machine's free memory and disk change by that of others,
+                    # which nothing announces.
+                    with anyio.move_on_after(_MACHINE_RECHECK_S):
+                        await self._freed.wait()
+                    self._ledger.disk_used_mb = self._disk_used_mb()
+                    machine = Machine.read(self.home)
+        assert obstacle is not None
+        raise RefusedError(
+            f"no room within {wait:g} s: {obstacle[1]}",
+            field=obstacle[0],
+            remedy="ask for less, run fewer at a time, or wait longer",
+        )
+
+    def _release(self, box_id: str) -> None:
+        self._ledger.held.pop(box_id, None)
+        self._freed.set()
+
+    def _disk_used_mb(self) -> int:
+        lives = (box._live for box in self._boxes.values())
+        return sum(live.stats().disk_bytes for live in lives if live is not None and live.driver == "loop") >> 20
+
+    # --- incarnations -----------------------------------------------------------------------------------------------
+
+    async def _launch(self, box: Box, number: int, stack: tuple[Layer, ...]) -> Incarnation:
+        """Start a guest for `box`. Raises LaunchError; then nothing of it is left."""
+        self._journal.write(
+            box.id, State.INTENT, incarnation=number, image=box.image.ref, labels=dict(box.spec.labels) or None
+        )
+        point("create:after-intent")
+        driver = disk.choose(box.spec.resources)
+        plan_name = f"{box.id}-{number}"
+        image_file = self._directory.path / "disks" / f"{plan_name}.img" if driver == "loop" else None
+        try:
+            if image_file is not None:
+                resources = box.spec.resources
+                await anyio.to_thread.run_sync(
+                    self._templates.make, image_file, resources.disk_mb, resources.disk_inodes
+                )
+                point("create:after-disk")
+            plan = _plan(plan_name, box.spec, box.image, self._paths(stack), image_file)
+            launched = await self._launcher.launch(plan)
+        finally:
+            # Attached or not, the image needs no name any more.
+            if image_file is not None:
+                image_file.unlink(missing_ok=True)
+        point("create:after-launch")
+        return await self._greet(box, number, launched, driver)
+
+    async def _greet(self, box: Box, number: int, launched: Launched, driver: disk.Driver) -> Incarnation:
+        """Wait for the guest's HELLO and write CREATED."""
+        group = self._layout.slot(self.id, launched.slot)
+        counters = Counters(group, launched.upper_fd)
+        channel = GuestChannel(launched.channel, attribution=counters)
+        incarnation = Incarnation(
+            number, launched, group, channel, counters, driver, _mechanisms(self._layout, driver, launched)
+        )
+        try:
+            with anyio.fail_after(_HELLO_DEADLINE_S):
+                await self._tasks.start(self._serve, box, incarnation)
+            point("create:after-hello")
+            self._journal.write(
+                box.id, State.CREATED, incarnation=number, slot=launched.slot, pid=launched.pid, image=box.image.ref
+            )
+        except BaseException as error:
+            with anyio.CancelScope(shield=True):
+                await self._halt(incarnation)
+            if isinstance(error, TimeoutError):
+                raise LaunchError(f"{box.id}: the guest did not answer within {_HELLO_DEADLINE_S:g} s") from error
+            if isinstance(error, SandboxLost):
+                raise LaunchError(f"{box.id}: the guest ended at once: {error.message}") from error
+            raise
+        point("create:after-created")
+        return incarnation
+
+    async def _serve(self, box: Box, incarnation: Incarnation, *, task_status: TaskStatus[None]) -> None:
+        """Run the channel of one incarnation; its end, if nobody asked for it, is the sandbox's."""
+        status = _Started(task_status)
+        detail = "the guest's channel ended"
+        try:
+            await incarnation.channel.run(task_status=status)
+        except (SandboxLost, GuestProtocolError) as error:
+            if not status.done:
+                raise
+            detail = error.message
+        if box._live is incarnation and box.ended is None:
+            reason = EndReason.OOM if incarnation.counters.oom_since_last_look() else EndReason.GUEST_LOST
+            self._spawn_end(box, reason, detail)
+
+    async def _halt(self, incarnation: Incarnation) -> Stats:
+        """Kill an incarnation and take its last counters. Groups, descriptors and disk go in the background."""
+        point("close:after-closing")
+        self._closing_slots.add(incarnation.launched.slot)
+        try:
+            await incarnation.kill()
+            point("close:after-kill")
+            return incarnation.stats()
+        finally:
+            incarnation.counters.close()
+            self._waste_in.send_nowait(_Waste(incarnation=incarnation))
+
+    def _forget(self, box: Box) -> None:
+        """The sandbox has ended: once what it held is really gone, its room is free again."""
+        for timer in box._timers:
+            self._timers.cancel(timer)
+        freed = self._frozen.release(box._stack)
+        self._waste_in.send_nowait(_Waste(descriptors=tuple(freed), box=box))
+
+    def _paths(self, stack: tuple[Layer, ...]) -> tuple[Path | int, ...]:
+        return tuple(layer.path if layer.handle is None else self._frozen.descriptor(layer) for layer in stack)
+
+    # --- services ---------------------------------------------------------------------------------------------------
+
+    def _spawn_end(self, box: Box, reason: EndReason, detail: str) -> None:
+        """End a sandbox from inside the Edge, without waiting for it."""
+        self._tasks.start_soon(box._end, reason, detail)
+
+    def _discard(self, descriptors: Iterable[int]) -> None:
+        """Close descriptors in the background: the last one of a file system frees all of it."""
+        self._waste_in.send_nowait(_Waste(descriptors=tuple(descriptors)))
+
+    async def _bury(self) -> None:
+        """Remove what ended incarnations leave: groups, descriptors, and with them the disk. Then free their room."""
+        with self._waste:
+            async for waste in self._waste:
+                descriptors = list(waste.descriptors)
+                if waste.incarnation is not None:
+                    await self._remove_group(waste.incarnation)
+                    point("close:after-cgroup")
+                    descriptors += waste.incarnation.descriptors()
+                if descriptors:
+                    await anyio.to_thread.run_sync(_close_all, descriptors)
+                if waste.box is not None:
+                    point("close:after-upper")
+                    self._note(waste.box.id, State.CLOSED, reason=waste.box.ended)
+                    point("close:after-closed")
+                    self._boxes.pop(waste.box.id, None)
+                    self._release(waste.box.id)
+        self._buried.set()
+
+    async def _remove_group(self, incarnation: Incarnation) -> None:
+        try:
+            await incarnation.group.remove()
+        except InfraError as error:
+            log.warning("%s (the sweep will try again)", error.line())
+        self._closing_slots.discard(incarnation.launched.slot)
+
+    def _note(self, box_id: str, state: State, **fields: Any) -> None:
+        """Journal an end. It happens whether or not it can be written down; a later sweep finds nothing to do."""
+        try:
+            self._journal.write(box_id, state, **fields)
+        except InfraError as error:
+            log.warning("%s", error.line())
+
+    async def _sweep(self) -> None:
+        """Every `sweep_interval_s`: dead Edges, slots of ours that nobody owns, and the journal to the disk."""
+        while True:
+            await anyio.sleep(self._sweep_interval_s)
+            try:
+                await sweep.sweep_dead(self.home, self._layout)
+                lives = [box._live for box in self._boxes.values()]
+                known = {live.launched.slot for live in lives if live is not None} | self._closing_slots
+                for slot in await self._watch.sweep(frozenset(known)):
+                    log.warning("removed slot %s, which nobody owned", slot)
+                await anyio.to_thread.run_sync(self._journal.flush)
+            except (InfraError, OSError) as error:
+                log.warning("sweep: %s (will be tried again)", error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waste:
+    """Something to bury: an ended incarnation, descriptors, an ended sandbox."""
+
+    incarnation: Incarnation | None = None
+    descriptors: tuple[int, ...] = ()
+    box: Box | None = None
+
+
+class _Started:
+    """Passes `started` on and remembers it: an error before is the starter's, an error after is the sandbox's end."""
+
+    def __init__(self, status: TaskStatus[None]) -> None:
+        self._status = status
+        self.done = False
+
+    def started(self, value: None = None) -> None:
+        self.done = True
+        self._status.started(value)
+
+
+@asynccontextmanager
+async def _services() -> AsyncIterator[TaskGroup]:
+    """A task group that does not wrap an error of the body into an exception group."""
+    failure: Exception | None = None
+    async with anyio.create_task_group() as group:
+        try:
+            yield group
+        except Exception as error:
+            failure = error
+            group.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _check(spec: SandboxSpec) -> None:
+    """Refuse what this backend cannot honour, by the field's name."""
+    if spec.backend != "container" or spec.runtime != "native":
+        raise RefusedError(
+            f"{spec.backend}/{spec.runtime} is not available", field="backend", remedy="use container/native"
+        )
+    if spec.network not in ("none", "open"):
+        raise RefusedError(f"{spec.network!r} is not available", field="network", remedy="use none")
+    resources = spec.resources
+    for name, value in (("cpus", resources.cpus), ("memory_mb", resources.memory_mb), ("pids", resources.pids)):
+        if not value > 0:
+            raise ConfigError(f"must be above zero, not {value}", field=f"resources.{name}")
+    for name, limit in (("ttl_s", spec.lifecycle.ttl_s), ("idle_timeout_s", spec.lifecycle.idle_timeout_s)):
+        if limit is not None and not limit > 0:
+            raise ConfigError(f"must be above zero, not {limit}", field=f"lifecycle.{name}")
+
+
+def _plan(name: str, spec: SandboxSpec, image: Image, layers: tuple[Path | int, ...], image_file: Path | None) -> Plan:
+    from proctor.sandbox.native.seccomp import program
+
+    resources = spec.resources
+    period_us = 100_000
+    return Plan(
+        name=name,
+        layers=layers,
+        upper=LoopUpper(image_file)
+        if image_file is not None
+        else MemoryUpper(resources.disk_mb << 20, resources.disk_inodes),
+        limits=Limits(
+            memory_bytes=resources.memory_mb << 20,
+            pids=resources.pids + 1,
+            cpu_quota_us=max(int(resources.cpus * period_us), 1000),
+            cpu_period_us=period_us,
+        ),
+        seccomp=program(),
+        hostname=spec.hostname,
+        binds=tuple(Bind(mount.source, mount.target) for mount in (*image.mounts, *spec.mounts)),
+        network=spec.network,
+    )
+
+
+def _mechanisms(layout: CgroupLayout, driver: disk.Driver, launched: Launched) -> dict[str, str]:
+    group = f"cgroup v{layout.version}"
+    return {
+        "memory": group,
+        "cpus": group,
+        "pids": group,
+        "disk": {"memory": "tmpfs size and inodes", "loop": "ext4 image of that size"}[driver],
+        "ids": f"user namespace at {launched.uid_base}",
+        **{f"launcher.{name}": value for name, value in launched.facts.items()},
+    }
+
+
+@asynccontextmanager
+async def create(spec: SandboxSpec | None = None, *, edge: Edge | None = None) -> AsyncIterator[Box]:
+    """A sandbox for the length of an `async with`: on `edge`, else on the Edge that is open here, else on its own."""
+    edge = edge or _current.get()
+    if edge is not None:
+        async with await edge.create(spec) as box:
+            yield box
+        return
+    async with Edge(pool_size=1) as own, await own.create(spec) as box:
+        yield box
