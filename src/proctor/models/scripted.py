@@ -125,7 +125,8 @@ class ScriptedServer:
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
-            listener = stack.enter_context(socket.socket())
+            # asyncio turns off Nagle's algorithm only for sockets that say they are TCP.
+            listener = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP))
             listener.bind(("127.0.0.1", 0))
             listener.listen(1024)
             self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
