@@ -1,41 +1,303 @@
-"""The host's end of the guest protocol (docs/design/guest-protocol.md): commands and files over one socket."""
+"""The host's end of the guest protocol (docs/design/guest-protocol.md): commands over one socket.
+
+Everything a guest sends is checked: a frame that cannot be true ends the sandbox. Memory is bounded by what callers asked to
+keep, because the guest may send no more than the windows we granted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+import asyncio
+import itertools
+import time
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from proctor.sandbox.contract import EndReason, ExecResult, FileStat, OnOutput, OutputLimit, Process, SandboxLost
+import anyio
+
+from proctor.sandbox.contract import (
+    EndReason,
+    ExecResult,
+    GuestProtocolError,
+    OnOutput,
+    OutputLimit,
+    SandboxError,
+    SandboxLost,
+)
+from proctor.sandbox.native.execs import Attribution, Collector, Exec, GuestProcess, failed_result
+from proctor.sandbox.native.frames import (
+    REPORT,
+    STDERR,
+    STDOUT,
+    U32,
+    VERSION,
+    ExecFlag,
+    Frame,
+    FrameReader,
+    FrameType,
+    RequestError,
+    exec_frames,
+    exec_request,
+    frame,
+)
+from proctor.sandbox.native.guestfiles import GuestFiles
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Mapping, Sequence
+
+    from anyio.abc import TaskStatus
+
+__all__ = ["Attribution", "GuestChannel", "GuestProcess"]
+
+_HELLO_S = 10.0
+_KILL_S = 10.0
+_QUEUE_S = 60.0
+_UNSENT_MAX = 64 << 20
+# The guest's table holds 128: commands cannot crowd out file operations.
+COMMANDS_MAX = 112
+OPERATIONS_MAX = 16
 
 
-class Attribution(Protocol):
-    """How the Edge tells OOM and PIDS from failure: it reads the sandbox's counters before and after a command."""
-
-    def before(self) -> object:
-        """Called when a command starts; whatever it returns is given back to `after`."""
-        ...
-
-    def after(self, baseline: object, result: ExecResult) -> EndReason | None:
-        """Called when a command ended otherwise than with exit code 0; names what decided, or None."""
-        ...
-
-
-class GuestChannel:
+class GuestChannel(GuestFiles):
     """One guest behind a connected stream socket, which the channel owns from now on.
 
     `await task_group.start(channel.run)` reads HELLO and then frames until `close()`; everything else may be called
     by any task meanwhile. When the guest is gone, or breaks its protocol, every waiter gets `SandboxLost`.
     """
 
-    def __init__(self, sock: socket.socket, *, attribution: Attribution | None = None) -> None: ...
+    def __init__(self, sock: socket.socket, *, attribution: Attribution | None = None) -> None:
+        sock.setblocking(False)
+        self.attribution = attribution
+        self.guest_version: int | None = None
+        self.has_cgroup = False
+        self._socket = sock
+        self._reader = FrameReader()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._unsent: deque[memoryview] = deque()
+        self._unsent_bytes = 0
+        self._ids = itertools.count(1)
+        self._execs: dict[int, Exec] = {}
+        self._kept: dict[int, anyio.Event] = {}
+        self._slots: dict[int, anyio.Semaphore] = {}
+        self._commands = anyio.Semaphore(COMMANDS_MAX, fast_acquire=True)
+        self._operations = anyio.Semaphore(OPERATIONS_MAX, fast_acquire=True)
+        self._pongs: deque[tuple[bytes, anyio.Event]] = deque()
+        self._killed: tuple[anyio.Event, list[int]] | None = None
+        self._kill_lock = anyio.Lock()
+        self._hello = anyio.Event()
+        self._ended = anyio.Event()
+        self._lost: SandboxLost | None = None
 
-    async def run(self, *, task_status: object = None) -> None: ...
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serve until the guest or `close()` ends it. Raises only when the guest never said HELLO."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.fileno(), self._readable)
+        try:
+            with anyio.move_on_after(_HELLO_S):
+                await self._hello.wait()
+            if not self._hello.is_set():
+                self._lose("the guest did not say hello in time")
+            if self._lost:
+                raise self._lost
+            task_status.started()
+            await self._ended.wait()
+        finally:
+            self._lose("the channel was closed")
 
     @property
-    def lost(self) -> SandboxLost | None: ...
+    def lost(self) -> SandboxLost | None:
+        """Why the channel has ended, or None while it lives."""
+        return self._lost
+
+    async def wait_lost(self) -> SandboxLost:
+        """Wait for the end of the guest or of the channel."""
+        await self._ended.wait()
+        assert self._lost is not None
+        return self._lost
+
+    def close(self) -> None:
+        """End the channel; the guest kills everything when it sees that. Every waiter gets SandboxLost."""
+        self._lose("the channel was closed")
+
+    def _lose(self, message: str, reason: EndReason = EndReason.GUEST_LOST, cause: Exception | None = None) -> None:
+        if self._lost:
+            return
+        self._lost = SandboxLost(message, reason=reason)
+        self._lost.__cause__ = cause
+        if self._loop:
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        self._unsent.clear()
+        for state in list(self._execs.values()):
+            state.lose(self._lost)
+            self._release(state.exec_id)
+        for gone in self._kept.values():
+            gone.set()
+        for _, answered in self._pongs:
+            answered.set()
+        if self._killed:
+            self._killed[0].set()
+        self._hello.set()
+        self._ended.set()
+
+    # -- frames in and out --------------------------------------------------------------------------------------------
+
+    def _readable(self) -> None:
+        try:
+            count = self._socket.recv_into(self._reader.space())
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._lose(f"the guest's channel failed: {error.strerror}", cause=error)
+            return
+        if count == 0:
+            self._lose("the guest has ended")
+            return
+        self._reader.took(count)
+        try:
+            for received in self._reader.frames():
+                self._receive(received)
+                if self._lost:
+                    return
+        except GuestProtocolError as error:
+            self._lose(f"the guest broke its protocol: {error.message}", cause=error)
+
+    def _receive(self, received: Frame) -> None:
+        if state := self._execs.get(received.stream):
+            if state.receive(received):
+                self._close_exec(state, received)
+        elif received.stream in self._kept and received.type == FrameType.GONE and not received.payload:
+            self._kept.pop(received.stream).set()
+        elif received.stream == 0:
+            self._receive_control(received)
+        else:
+            raise GuestProtocolError(f"the guest sent a frame of type {received.type} for an unknown exec")
+
+    def _receive_control(self, received: Frame) -> None:
+        kind, payload = received.type, received.payload
+        if kind == FrameType.HELLO and not self._hello.is_set() and len(payload) == 8:
+            self.guest_version = U32.unpack(payload[:4])[0]
+            self.has_cgroup = bool(U32.unpack(payload[4:])[0] & 1)
+            if self.guest_version != VERSION:
+                raise GuestProtocolError(f"the guest speaks version {self.guest_version}, not {VERSION}")
+            self._hello.set()
+        elif kind == FrameType.PONG and self._pongs and payload == self._pongs[0][0]:
+            self._pongs.popleft()[1].set()
+        elif kind == FrameType.KILLED and self._killed and len(payload) == 4 and not self._killed[0].is_set():
+            self._killed[1].append(U32.unpack(payload)[0])
+            self._killed[0].set()
+        else:
+            raise GuestProtocolError(f"the guest sent a frame of type {kind} out of turn")
+
+    def _close_exec(self, state: Exec, received: Frame) -> None:
+        del self._execs[state.exec_id]
+        if received.type == FrameType.CLOSED and U32.unpack(received.payload)[0]:
+            self._kept[state.exec_id] = anyio.Event()
+        self._release(state.exec_id)
+
+    def _release(self, exec_id: int) -> None:
+        if slots := self._slots.pop(exec_id, None):
+            slots.release()
+
+    def _send(self, data: bytes) -> None:
+        if self._lost:
+            return
+        view = memoryview(data)
+        if not self._unsent:
+            try:
+                view = view[self._socket.send(view) :]
+            except (BlockingIOError, InterruptedError):
+                pass
+            except OSError as error:
+                self._fail_later(f"the guest's channel failed: {error.strerror}", error)
+                return
+            if not view:
+                return
+            assert self._loop is not None
+            self._loop.add_writer(self._socket.fileno(), self._writable)
+        self._unsent.append(view)
+        self._unsent_bytes += len(view)
+        if self._unsent_bytes > _UNSENT_MAX:
+            self._fail_later("the guest does not read what it asked for")
+
+    def _fail_later(self, message: str, cause: Exception | None = None) -> None:
+        # Not at once: the caller is in the middle of changing the state that losing the guest takes apart.
+        assert self._loop is not None
+        self._loop.call_soon(lambda: self._lose(message, cause=cause))
+
+    def _writable(self) -> None:
+        try:
+            while self._unsent:
+                count = self._socket.send(self._unsent[0])
+                self._unsent_bytes -= count
+                if count < len(self._unsent[0]):
+                    self._unsent[0] = self._unsent[0][count:]
+                    return
+                self._unsent.popleft()
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._lose(f"the guest's channel failed: {error.strerror}", cause=error)
+            return
+        assert self._loop is not None
+        self._loop.remove_writer(self._socket.fileno())
+
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    async def _open_exec(
+        self, request: bytes, argv: tuple[str, ...], subs: frozenset[int], slots: anyio.Semaphore
+    ) -> Exec:
+        """Wait for a free slot, then send the request."""
+        try:
+            slots.acquire_nowait()
+        except anyio.WouldBlock:
+            with anyio.move_on_after(_QUEUE_S) as scope:
+                await slots.acquire()
+            if scope.cancelled_caught:
+                raise SandboxError(
+                    "too many commands at once in this sandbox",
+                    field="exec",
+                    remedy=f"at most {COMMANDS_MAX} run side by side",
+                ) from None
+        if self._lost:
+            slots.release()
+            raise self._lost
+        state = Exec(next(self._ids), argv, self._send, subs=subs)
+        self._execs[state.exec_id] = state
+        self._slots[state.exec_id] = slots
+        self._send(exec_frames(state.exec_id, request))
+        return state
+
+    async def _finish_exec(
+        self, state: Exec, timeout_s: float | None, reason: EndReason = EndReason.EXEC_TIMEOUT
+    ) -> None:
+        """Wait for the end; after `timeout_s` kill the group. Cancellation kills it too."""
+        try:
+            if timeout_s is None:
+                await state.done.wait()
+                return
+            with anyio.move_on_after(timeout_s):
+                await state.done.wait()
+                return
+            state.kill(reason)
+            with anyio.move_on_after(_KILL_S):
+                await state.done.wait()
+                return
+            self._lose("the guest could not kill a command")
+        except anyio.get_cancelled_exc_class():
+            state.on_data = None
+            state.kill(EndReason.KILLED)
+            raise
+
+    def _attribute(self, baseline: object, result: ExecResult) -> ExecResult:
+        if self.attribution is None or result.exit_code == 0 or result.reason is not None:
+            return result
+        reason = self.attribution.after(baseline, result)
+        return replace(result, reason=reason) if reason else result
 
     async def exec(
         self,
@@ -50,7 +312,24 @@ class GuestChannel:
         limit: OutputLimit = OutputLimit(),  # noqa: B008 - frozen value
         report_fd: int | None = None,
         keep: bool = False,
-    ) -> ExecResult: ...
+        login_env: bool = True,
+    ) -> ExecResult:
+        """Run a command to its end (contract.Sandbox.exec). `env` is its whole environment; with `login_env` the guest adds
+        HOME, USER and LOGNAME from the sandbox's own /etc/passwd where `env` lacks them."""
+        argv = _argv(command)
+        flags = _flags(stdin=stdin is not None, keep=keep, login_env=login_env)
+        try:
+            request = exec_request(argv, env=env, cwd=cwd, user=user, flags=flags, report_fd=report_fd)
+        except RequestError as error:
+            return _unsendable(argv, error)
+        subs = {STDOUT, STDERR, REPORT} if report_fd is not None else {STDOUT, STDERR}
+        baseline = self.attribution.before() if self.attribution else None
+        state = await self._open_exec(request, argv, frozenset(subs), self._commands)
+        collector = Collector(state, limit, on_output)
+        if stdin is not None:
+            _feed(state, memoryview(stdin))
+        await self._finish_exec(state, timeout_s)
+        return self._attribute(baseline, collector.result())
 
     async def start(
         self,
@@ -60,29 +339,107 @@ class GuestChannel:
         cwd: str | None = None,
         user: str | None = None,
         keep: bool = False,
-    ) -> Process: ...
+        login_env: bool = True,
+        limit: OutputLimit = OutputLimit(),  # noqa: B008 - frozen value
+    ) -> GuestProcess:
+        """Start a command with its stdin connected and return when its program runs (contract.Sandbox.start).
 
-    async def read(self, path: str, *, max_bytes: int | None = None, user: str | None = None) -> bytes: ...
-    async def write(self, path: str, data: bytes, *, mode: int = 0o644, user: str | None = None) -> None: ...
-    async def list(self, path: str, *, user: str | None = None) -> list[FileStat]: ...
-    async def stat(self, path: str, *, user: str | None = None) -> FileStat: ...
-    async def remove(self, path: str, *, recursive: bool = False, user: str | None = None) -> None: ...
-    async def mkdir(self, path: str, *, mode: int = 0o755, user: str | None = None) -> None: ...
+        A command that cannot be run is not an error here: `wait()` returns its result.
+        """
+        argv = _argv(command)
+        try:
+            request = exec_request(
+                argv, env=env, cwd=cwd, user=user, flags=_flags(stdin=True, keep=keep, login_env=login_env)
+            )
+        except RequestError as error:
+            raise SandboxError(str(error), field="command") from error
+        baseline = self.attribution.before() if self.attribution else None
+        state = await self._open_exec(request, argv, frozenset({STDOUT, STDERR}), self._commands)
+        process = GuestProcess(state, lambda result: self._attribute(baseline, result), limit)
+        try:
+            await process.wait_started()
+        except anyio.get_cancelled_exc_class():
+            state.on_data = None
+            state.kill(EndReason.KILLED)
+            raise
+        return process
 
-    async def unpack(self, target: str, tree: Iterable[bytes], *, user: str | None = None) -> None:
-        """Extract a tree stream (see native/tree.py) below the directory `target`, which is made if absent."""
-        ...
+    async def kill_kept(self, exec_id: int, *, deadline_s: float = _KILL_S) -> None:
+        """Kill what an exec with `keep` left behind, and wait until it is gone."""
+        if gone := self._kept.get(exec_id):
+            self._send(frame(FrameType.KILL, exec_id, 0, U32.pack(0)))
+            with anyio.move_on_after(deadline_s):
+                await gone.wait()
+            if not gone.is_set():
+                self._lose("the guest could not kill a background command")
+        if self._lost:
+            raise self._lost
 
-    def pack(self, path: str, *, user: str | None = None) -> AsyncIterator[bytes]:
-        """The tree stream of a file or directory, in chunks."""
-        ...
-
-    async def kill_all(self, *, deadline_s: float = 10.0) -> int:
-        """Kill every process but the guest; returns how many remain."""
-        ...
+    async def kill_all(self, *, deadline_s: float = 15.0) -> int:
+        """Kill every process but the guest; returns how many remain after that (0 unless the kernel itself is stuck)."""
+        async with self._kill_lock:
+            if self._lost:
+                raise self._lost
+            for state in self._execs.values():
+                state.killed_by = state.killed_by or EndReason.KILLED
+            self._killed = (anyio.Event(), [])
+            self._send(frame(FrameType.KILLALL))
+            answered, counts = self._killed
+            with anyio.move_on_after(deadline_s):
+                await answered.wait()
+            if not answered.is_set():
+                self._lose("the guest did not answer a request to kill everything")
+            self._killed = None
+            if self._lost:
+                raise self._lost
+            return counts[0]
 
     async def ping(self) -> float:
-        """Seconds of one round trip."""
-        ...
+        """Seconds of one round trip through the guest's loop."""
+        if self._lost:
+            raise self._lost
+        sent_at = time.perf_counter()
+        token, answered = time.perf_counter_ns().to_bytes(8, "little"), anyio.Event()
+        self._pongs.append((token, answered))
+        self._send(frame(FrameType.PING, 0, 0, token))
+        with anyio.move_on_after(_KILL_S):
+            await answered.wait()
+        if not answered.is_set():
+            self._lose("the guest did not answer a ping")
+        if self._lost:
+            raise self._lost
+        return time.perf_counter() - sent_at
 
-    def close(self) -> None: ...
+
+def _argv(command: str | Sequence[str]) -> tuple[str, ...]:
+    argv = ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command)
+    if not argv:
+        raise SandboxError("an empty command", field="command")
+    return argv
+
+
+def _flags(*, stdin: bool, keep: bool, login_env: bool) -> ExecFlag:
+    flags = ExecFlag.STDIN if stdin else ExecFlag.NONE
+    flags |= ExecFlag.KEEP if keep else ExecFlag.NONE
+    return flags | (ExecFlag.LOGIN_ENV if login_env else ExecFlag.NONE)
+
+
+def _unsendable(argv: tuple[str, ...], error: RequestError) -> ExecResult:
+    """A command that has no form on the wire could not be executed either: a result, as a shell would have it."""
+    result = failed_result(argv, 7, "request")
+    return replace(result, stderr=replace(result.stderr, head=f"proctor: {error}\n".encode("utf-8", "replace")))
+
+
+def _feed(state: Exec, data: memoryview) -> None:
+    """Send all of `data` as credit comes, then the end, without a task."""
+    rest = data
+
+    def push() -> None:
+        nonlocal rest
+        rest = rest[state.push_stdin(rest) :]
+        if not rest:
+            state.end_stdin()
+            state.on_credit = None
+
+    state.on_credit = push
+    push()

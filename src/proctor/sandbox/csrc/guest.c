@@ -1,0 +1,633 @@
+/* Process 1 of a sandbox: one thread, one poll loop, fixed tables. It runs commands, moves their streams, kills and reaps.
+ *
+ * It is between two parties that it does not trust: the host's frames are checked one by one (a malformed one ends the
+ * connection), and whatever its children do reaches it only as bytes in pipes, exit statuses and counts. */
+#include "guest.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "exec.h"
+#include "frame.h"
+#include "group.h"
+
+enum {
+    EXECS_MAX = 128,
+    KEPT_MAX = 256,
+    WATCH_MAX = 2 + EXECS_MAX * 6 + KEPT_MAX * 4,
+    TICK_MS = 2,
+    KILLALL_MS = 10000,
+    CREDIT_STEP = 65536,
+};
+
+struct output {
+    int fd;          /* -1 = ended */
+    uint32_t credit; /* what the host still takes */
+    int64_t left;    /* bytes that still belong to this exec; -1 = all until end-of-file */
+};
+
+struct input {
+    int fd;          /* the child's stdin, or -1 */
+    bool ended;      /* the host has sent EOF */
+    uint32_t window; /* what the host may still send */
+    uint32_t owed;   /* taken by the child, not yet given back as credit */
+    uint32_t start, used;
+};
+
+struct exec {
+    uint32_t id; /* 0 = this slot is free */
+    pid_t pid;
+    uint32_t flags;
+    int status_fd;
+    bool exited, killed, keeping, empty, emptying;
+    int wait_status, failed_errno;
+    char failed_step[60]; /* why the program never ran */
+    struct rusage usage;
+    struct exec_group group;
+    struct input input;
+    struct output outputs[SUB_COUNT];
+};
+
+/* What an exec with EXEC_KEEP left behind. Its pipes are read and thrown away, so that a service neither blocks nor dies of SIGPIPE. */
+struct kept {
+    uint32_t id; /* 0 = free */
+    bool killed;
+    struct exec_group group;
+    int pipes[SUB_COUNT];
+};
+
+enum watch_kind { WATCH_CHANNEL, WATCH_SIGNAL, WATCH_STATUS, WATCH_INPUT, WATCH_OUTPUT, WATCH_GROUP, WATCH_KEPT_PIPE, WATCH_KEPT_GROUP };
+
+struct watch {
+    uint8_t kind, sub;
+    uint16_t index;
+};
+
+static struct channel channel;
+static struct exec execs[EXECS_MAX];
+static struct kept kept_groups[KEPT_MAX];
+static struct pollfd polls[WATCH_MAX];
+static struct watch watches[WATCH_MAX];
+static size_t watch_count;
+static struct exec_setup setup;
+static int signal_fd = -1;
+static uint32_t last_id;
+static bool killing_all;
+static int64_t kill_all_deadline;
+
+static struct {
+    uint32_t id; /* 0 = no request is being assembled */
+    size_t length;
+} request;
+static _Alignas(4096) uint8_t request_bytes[REQUEST_MAX + 4096];
+static _Alignas(4096) uint8_t input_rings[EXECS_MAX][WINDOW_INITIAL];
+static uint8_t scratch[FRAME_PAYLOAD_MAX];
+
+static int64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static void close_fd(int *fd) {
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+}
+
+static int send_u32(enum frame_type type, uint32_t stream, uint8_t sub, uint32_t value) {
+    uint8_t payload[4];
+    put_u32(payload, value);
+    return channel_put(&channel, type, stream, sub, payload, sizeof payload);
+}
+
+static int send_failed(uint32_t stream, int error, const char *step) {
+    uint8_t payload[4 + 60];
+    size_t length = strnlen(step, 60);
+    put_u32(payload, (uint32_t)error);
+    memcpy(payload + 4, step, length);
+    return channel_put(&channel, FRAME_FAILED, stream, 0, payload, (uint32_t)(4 + length));
+}
+
+static struct exec *find_exec(uint32_t id) {
+    for (size_t i = 0; i < EXECS_MAX; i++) {
+        if (execs[i].id == id) return &execs[i];
+    }
+    return NULL;
+}
+
+static uint8_t *ring_of(const struct exec *exec) { return input_rings[exec - execs]; }
+
+/* ---- streams ------------------------------------------------------------------------------------------------------- */
+
+static int end_output(struct exec *exec, uint8_t sub, bool close_it) {
+    struct output *output = &exec->outputs[sub];
+    if (close_it) close_fd(&output->fd);
+    output->left = 0;
+    return channel_put(&channel, FRAME_EOF, exec->id, sub, NULL, 0);
+}
+
+static bool output_open(const struct exec *exec, uint8_t sub) {
+    return exec->outputs[sub].fd >= 0 && exec->outputs[sub].left != 0;
+}
+
+/* One read of one stream, straight into the outgoing queue. */
+static int pump_output(struct exec *exec, uint8_t sub) {
+    struct output *output = &exec->outputs[sub];
+    uint8_t *payload = channel_reserve(&channel);
+    if (payload == NULL || output->credit == 0) return 0;
+    size_t limit = output->credit < FRAME_PAYLOAD_MAX ? output->credit : FRAME_PAYLOAD_MAX;
+    if (output->left >= 0 && (uint64_t)output->left < limit) limit = (size_t)output->left;
+    ssize_t got = read(output->fd, payload, limit);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
+        return output->left < 0 ? 0 : end_output(exec, sub, !exec->keeping);
+    }
+    if (got <= 0) return end_output(exec, sub, true);
+    channel_commit(&channel, FRAME_DATA, exec->id, sub, (uint32_t)got);
+    output->credit -= (uint32_t)got;
+    if (output->left > 0) output->left -= got;
+    return output->left == 0 ? end_output(exec, sub, !exec->keeping) : 0;
+}
+
+/* From now on a stream ends after what is in its pipe: nobody of this exec can write more, and whoever else holds the pipe
+ * (a descriptor can be passed to another exec) cannot keep the host waiting. */
+static int limit_outputs(struct exec *exec) {
+    for (uint8_t sub = SUB_STDOUT; sub < SUB_COUNT; sub++) {
+        int waiting = 0;
+        if (!output_open(exec, sub)) continue;
+        if (ioctl(exec->outputs[sub].fd, FIONREAD, &waiting) < 0) waiting = 0;
+        if (exec->outputs[sub].left < 0 || exec->outputs[sub].left > waiting) exec->outputs[sub].left = waiting;
+        if (waiting == 0 && end_output(exec, sub, !exec->keeping) < 0) return -1;
+    }
+    return 0;
+}
+
+static int end_input(struct exec *exec, bool tell) {
+    struct input *input = &exec->input;
+    if (input->fd < 0) return 0;
+    close_fd(&input->fd);
+    input->used = 0;
+    /* The pages held a command's input; they are given back and zeroed. */
+    madvise(ring_of(exec), WINDOW_INITIAL, MADV_DONTNEED);
+    return tell ? channel_put(&channel, FRAME_EOF, exec->id, SUB_STDIN, NULL, 0) : 0;
+}
+
+/* Writes what the child takes, and gives the host credit for it. */
+static int pump_input(struct exec *exec) {
+    struct input *input = &exec->input;
+    while (input->fd >= 0 && input->used > 0) {
+        uint32_t run = WINDOW_INITIAL - input->start;
+        if (run > input->used) run = input->used;
+        ssize_t written = write(input->fd, ring_of(exec) + input->start, run);
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0 && errno == EAGAIN) break;
+        if (written < 0) return end_input(exec, true);
+        input->start = (input->start + (uint32_t)written) % WINDOW_INITIAL;
+        input->used -= (uint32_t)written;
+        input->owed += (uint32_t)written;
+    }
+    if (input->fd >= 0 && input->used == 0 && input->ended) return end_input(exec, false);
+    if (input->fd < 0 || input->owed == 0 || (input->owed < CREDIT_STEP && input->used > 0)) return 0;
+    uint32_t credit = input->owed;
+    input->window += credit;
+    input->owed = 0;
+    return send_u32(FRAME_CREDIT, exec->id, SUB_STDIN, credit);
+}
+
+static int take_input(struct exec *exec, const struct frame *frame) {
+    struct input *input = &exec->input;
+    if ((exec->flags & EXEC_STDIN) == 0 || input->ended || frame->length > input->window) return -1;
+    input->window -= frame->length;
+    if (input->fd < 0) return 0; /* the child no longer reads; the host will learn it from our EOF */
+    uint8_t *ring = ring_of(exec);
+    uint32_t at = (input->start + input->used) % WINDOW_INITIAL, first = WINDOW_INITIAL - at;
+    if (first > frame->length) first = frame->length;
+    memcpy(ring + at, frame->payload, first);
+    memcpy(ring, frame->payload + first, frame->length - first);
+    input->used += frame->length;
+    return pump_input(exec);
+}
+
+/* ---- the life of an exec ------------------------------------------------------------------------------------------- */
+
+static int keep_group(struct exec *exec) {
+    for (size_t i = 0; i < KEPT_MAX; i++) {
+        struct kept *kept = &kept_groups[i];
+        if (kept->id != 0) continue;
+        *kept = (struct kept){.id = exec->id, .group = exec->group, .pipes = {-1, -1, -1, -1}};
+        for (int sub = SUB_STDOUT; sub < SUB_COUNT; sub++) kept->pipes[sub] = exec->outputs[sub].fd;
+        group_watch(&kept->group);
+        return 0;
+    }
+    return -1;
+}
+
+static bool kept_full(void) {
+    /* An exec that is about to be kept counts too. */
+    size_t count = 0;
+    for (size_t i = 0; i < KEPT_MAX; i++) count += kept_groups[i].id != 0;
+    for (size_t i = 0; i < EXECS_MAX; i++) count += execs[i].id != 0 && execs[i].keeping;
+    return count >= KEPT_MAX;
+}
+
+/* Moves an exec towards its end as far as it can go now. */
+static int advance(struct exec *exec) {
+    if (!exec->exited) return 0;
+    if (exec->emptying && !exec->empty) {
+        group_watch(&exec->group);
+        int removed = group_remove(&exec->group);
+        if (removed < 0) return -1;
+        if (removed == 0) return 0;
+        exec->empty = true;
+        if (limit_outputs(exec) < 0) return -1;
+    }
+    for (uint8_t sub = SUB_STDOUT; sub < SUB_COUNT; sub++) {
+        if (output_open(exec, sub)) return 0;
+    }
+    bool kept = exec->keeping;
+    if (kept && keep_group(exec) < 0) return -1;
+    uint32_t id = exec->id;
+    exec->id = 0;
+    return send_u32(FRAME_CLOSED, id, 0, kept);
+}
+
+static int kill_group(struct exec *exec) {
+    exec->killed = exec->emptying = true;
+    if (exec->keeping) { /* it was only waiting for the host to take its output */
+        exec->keeping = false;
+    }
+    return group_kill(&exec->group);
+}
+
+/* Reads what the child said before its program ran: nothing (it runs, or ran), or the reason why it did not. */
+static int read_status(struct exec *exec) {
+    uint8_t message[sizeof exec->failed_step + 4];
+    ssize_t got = read(exec->status_fd, message, sizeof message - 1);
+    if (got < 0 && errno == EAGAIN && !exec->exited) return 0;
+    close_fd(&exec->status_fd);
+    if (got > 4) {
+        exec->failed_errno = (int)get_u32(message);
+        memcpy(exec->failed_step, message + 4, (size_t)got - 4);
+        return 0;
+    }
+    return send_u32(FRAME_STARTED, exec->id, 0, (uint32_t)exec->pid);
+}
+
+static int send_exited(const struct exec *exec, uint32_t leftover) {
+    uint8_t payload[36];
+    int status = exec->wait_status;
+    const struct rusage *usage = &exec->usage;
+    put_u32(payload, WIFEXITED(status) ? (uint32_t)WEXITSTATUS(status) : (uint32_t)-1);
+    put_u32(payload + 4, WIFSIGNALED(status) ? (uint32_t)WTERMSIG(status) : 0);
+    put_u64(payload + 8, (uint64_t)usage->ru_utime.tv_sec * 1000000 + (uint64_t)usage->ru_utime.tv_usec);
+    put_u64(payload + 16, (uint64_t)usage->ru_stime.tv_sec * 1000000 + (uint64_t)usage->ru_stime.tv_usec);
+    put_u64(payload + 24, (uint64_t)usage->ru_maxrss);
+    put_u32(payload + 32, leftover);
+    return channel_put(&channel, FRAME_EXITED, exec->id, 0, payload, sizeof payload);
+}
+
+/* A child that never ran its program. */
+static int fail_exec(struct exec *exec) {
+    uint32_t id = exec->id;
+    if (end_input(exec, false) < 0) return -1;
+    for (uint8_t sub = SUB_STDOUT; sub < SUB_COUNT; sub++) close_fd(&exec->outputs[sub].fd);
+    if (group_remove(&exec->group) < 0) return -1;
+    exec->id = 0;
+    return send_failed(id, exec->failed_errno, exec->failed_step);
+}
+
+/* The main process has ended. What it left behind is counted and killed, or kept. */
+static int exec_exited(struct exec *exec) {
+    exec->exited = true;
+    if (exec->status_fd >= 0 && read_status(exec) < 0) return -1;
+    if (exec->failed_step[0] != '\0') return fail_exec(exec);
+    if (end_input(exec, (exec->flags & EXEC_STDIN) != 0) < 0) return -1;
+    int removed = group_remove(&exec->group);
+    if (removed < 0) return -1;
+    if (removed == 0 && (exec->flags & EXEC_KEEP) != 0 && !exec->killed && !killing_all && !kept_full()) {
+        exec->keeping = true;
+        return send_exited(exec, 0) < 0 || limit_outputs(exec) < 0 ? -1 : advance(exec);
+    }
+    int leftover = removed == 1 ? 0 : group_count(&exec->group);
+    if (leftover < 0 || send_exited(exec, (uint32_t)leftover) < 0) return -1;
+    exec->emptying = true;
+    exec->empty = removed == 1;
+    if (exec->empty) return limit_outputs(exec) < 0 ? -1 : advance(exec);
+    return kill_group(exec) < 0 ? -1 : advance(exec);
+}
+
+static int reap(void) {
+    struct signalfd_siginfo info;
+    while (read(signal_fd, &info, sizeof info) > 0) continue;
+    for (;;) {
+        struct rusage usage;
+        int status;
+        pid_t pid = wait4(-1, &status, WNOHANG, &usage);
+        if (pid < 0 && errno == EINTR) continue;
+        if (pid <= 0) return 0;
+        for (size_t i = 0; i < EXECS_MAX; i++) {
+            struct exec *exec = &execs[i];
+            if (exec->id == 0 || exec->exited || exec->pid != pid) continue;
+            exec->wait_status = status;
+            exec->usage = usage;
+            if (exec_exited(exec) < 0) return -1;
+        }
+    }
+}
+
+/* ---- what the host asks for ---------------------------------------------------------------------------------------- */
+
+static int start_exec(uint32_t id, struct exec_request *wanted) {
+    struct exec *exec = find_exec(0);
+    struct exec_pipes pipes = {.streams = {-1, -1, -1, -1}, .status = -1};
+    const char *step = "table";
+    if (killing_all) return send_failed(id, EBUSY, "killall");
+    if (exec == NULL) return send_failed(id, EAGAIN, step);
+    *exec = (struct exec){.flags = wanted->flags};
+    if (group_create(&exec->group, setup.config->cgroup_fd, id) < 0) return send_failed(id, errno, "cgroup");
+    exec->pid = exec_spawn(&setup, wanted, &exec->group, &pipes, &step);
+    if (exec->pid < 0) {
+        int error = errno;
+        if (group_remove(&exec->group) < 0) return -1;
+        return send_failed(id, error, step);
+    }
+    exec->id = id;
+    exec->status_fd = pipes.status;
+    exec->input = (struct input){.fd = pipes.streams[SUB_STDIN], .window = WINDOW_INITIAL};
+    for (int sub = 0; sub < SUB_COUNT; sub++) {
+        int fd = sub == SUB_STDIN ? -1 : pipes.streams[sub];
+        exec->outputs[sub] = (struct output){.fd = fd, .credit = WINDOW_INITIAL, .left = -1};
+    }
+    return 0;
+}
+
+/* A request comes in one frame, or in several of which all but the last have sub 1. */
+static int on_exec(const struct frame *frame) {
+    struct exec_request wanted;
+    if (frame->sub > 1) return -1;
+    if (request.id == 0) {
+        if (frame->stream <= last_id) return -1;
+        last_id = request.id = frame->stream;
+        request.length = 0;
+    }
+    if (frame->stream != request.id || frame->length > REQUEST_MAX - request.length) return -1;
+    memcpy(request_bytes + request.length, frame->payload, frame->length);
+    request.length += frame->length;
+    if (frame->sub == 1) return 0;
+    request.id = 0;
+    if (request_parse(request_bytes, request.length, &wanted) < 0) return -1;
+    int result = start_exec(frame->stream, &wanted);
+    if (madvise(request_bytes, sizeof request_bytes, MADV_DONTNEED) < 0) return -1;
+    return result;
+}
+
+static int on_kill(const struct frame *frame) {
+    if (frame->length != 4) return -1;
+    uint32_t signal = get_u32(frame->payload);
+    if (signal > 64) return -1;
+    struct exec *exec = find_exec(frame->stream);
+    if (exec != NULL) {
+        if (signal == 0) return kill_group(exec) < 0 ? -1 : advance(exec);
+        if (!exec->exited && kill(exec->pid, (int)signal) < 0 && errno != ESRCH) return -1;
+        return 0;
+    }
+    for (size_t i = 0; i < KEPT_MAX && signal == 0; i++) {
+        if (kept_groups[i].id != frame->stream) continue;
+        kept_groups[i].killed = true;
+        return group_kill(&kept_groups[i].group);
+    }
+    return 0; /* it is over already: the two crossed on the way */
+}
+
+static int on_stream(const struct frame *frame) {
+    struct exec *exec = find_exec(frame->stream);
+    if (frame->type == FRAME_CREDIT) {
+        if (frame->length != 4 || frame->sub < SUB_STDOUT || frame->sub >= SUB_COUNT) return -1;
+        uint32_t credit = get_u32(frame->payload);
+        if (exec == NULL) return 0;
+        if (credit > WINDOW_INITIAL || exec->outputs[frame->sub].credit + credit > WINDOW_INITIAL) return -1;
+        exec->outputs[frame->sub].credit += credit;
+        return 0;
+    }
+    if (frame->sub != SUB_STDIN || (frame->type == FRAME_EOF && frame->length != 0)) return -1;
+    if (exec == NULL) return 0;
+    if (frame->type == FRAME_DATA) return take_input(exec, frame);
+    if ((exec->flags & EXEC_STDIN) == 0 || exec->input.ended) return -1;
+    exec->input.ended = true;
+    return pump_input(exec);
+}
+
+static int on_killall(const struct frame *frame) {
+    if (frame->stream != 0 || frame->length != 0 || killing_all) return -1;
+    killing_all = true;
+    kill_all_deadline = now_ms() + KILLALL_MS;
+    return 0;
+}
+
+static int on_frame(const struct frame *frame) {
+    switch (frame->type) {
+    case FRAME_EXEC: return frame->stream == 0 ? -1 : on_exec(frame);
+    case FRAME_DATA:
+    case FRAME_EOF:
+    case FRAME_CREDIT: return frame->stream == 0 || frame->stream > last_id ? -1 : on_stream(frame);
+    case FRAME_KILL: return frame->stream == 0 || frame->stream > last_id ? -1 : on_kill(frame);
+    case FRAME_KILLALL: return on_killall(frame);
+    case FRAME_PING:
+        if (frame->stream != 0 || frame->length != 8) return -1;
+        return channel_put(&channel, FRAME_PONG, 0, 0, frame->payload, 8);
+    default: return -1;
+    }
+}
+
+static int read_host(void) {
+    struct frame frame;
+    if (channel_fill(&channel) < 0) return -1;
+    for (;;) {
+        if (channel_room(&channel) < CHANNEL_RESERVE) return 0; /* the rest of the input waits until the host has read */
+        int taken = channel_next(&channel, &frame);
+        if (taken <= 0) return taken;
+        if (on_frame(&frame) < 0) return -1;
+    }
+}
+
+/* ---- killing everything, and groups that outlived their exec ----------------------------------------------------- */
+
+static int kept_advance(struct kept *kept) {
+    group_watch(&kept->group);
+    if (kept->killed && kept->group.dir_fd < 0 && group_kill(&kept->group) < 0) return -1;
+    int removed = group_remove(&kept->group);
+    if (removed <= 0) return removed;
+    for (int sub = 0; sub < SUB_COUNT; sub++) close_fd(&kept->pipes[sub]);
+    uint32_t id = kept->id;
+    kept->id = 0;
+    return channel_put(&channel, FRAME_GONE, id, 0, NULL, 0);
+}
+
+static void drain_kept(struct kept *kept, int sub) {
+    ssize_t got = read(kept->pipes[sub], scratch, sizeof scratch);
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) close_fd(&kept->pipes[sub]);
+}
+
+/* One round of killing; returns how many processes remain. As process 1, kill(-1) reaches everything but us at one moment: a
+ * fork that is under way then fails. */
+static int kill_round(void) {
+    bool is_init = setup.config->is_init && getpid() == 1;
+    int left = 0;
+    for (size_t i = 0; i < EXECS_MAX; i++) {
+        if (execs[i].id == 0 || execs[i].empty) continue;
+        if (kill_group(&execs[i]) < 0) return -1;
+        if (!is_init) left += group_count(&execs[i].group);
+    }
+    for (size_t i = 0; i < KEPT_MAX; i++) {
+        if (kept_groups[i].id == 0) continue;
+        kept_groups[i].killed = true;
+        if (group_kill(&kept_groups[i].group) < 0) return -1;
+        if (!is_init) left += group_count(&kept_groups[i].group);
+    }
+    if (!is_init) return left;
+    if (kill(-1, SIGKILL) < 0 && errno == ESRCH) return 0;
+    left = processes_alive();
+    return left > 0 ? left : 1; /* the last ones are zombies that their parents have not left to us yet */
+}
+
+/* Work that has no event of its own; returns the time until it is due again, -1 = never. */
+static int tick(void) {
+    int timeout = -1;
+    for (size_t i = 0; i < EXECS_MAX; i++) {
+        struct exec *exec = &execs[i];
+        if (exec->id == 0 || !exec->emptying || exec->empty || exec->group.dir_fd >= 0) continue;
+        if (group_kill(&exec->group) < 0 || advance(exec) < 0) return -2;
+        timeout = TICK_MS;
+    }
+    for (size_t i = 0; i < KEPT_MAX; i++) {
+        if (kept_groups[i].id == 0 || kept_groups[i].group.dir_fd >= 0) continue;
+        if (kept_advance(&kept_groups[i]) < 0) return -2;
+        timeout = kept_groups[i].killed || timeout == TICK_MS ? TICK_MS : 100;
+    }
+    if (!killing_all) return timeout;
+    int left = kill_round();
+    if (left < 0) return -2;
+    if (left > 0 && now_ms() < kill_all_deadline) return TICK_MS;
+    killing_all = false;
+    return send_u32(FRAME_KILLED, 0, 0, (uint32_t)left) < 0 ? -2 : timeout;
+}
+
+/* ---- the loop ------------------------------------------------------------------------------------------------------ */
+
+static void watch(enum watch_kind kind, size_t index, uint8_t sub, int fd, short events) {
+    if (fd < 0 || watch_count == WATCH_MAX) return;
+    polls[watch_count] = (struct pollfd){.fd = fd, .events = events};
+    watches[watch_count++] = (struct watch){.kind = (uint8_t)kind, .sub = sub, .index = (uint16_t)index};
+}
+
+static void watch_everything(void) {
+    size_t room = channel_room(&channel);
+    watch_count = 0;
+    watch(WATCH_CHANNEL, 0, 0, channel.fd, (short)((room >= CHANNEL_RESERVE ? POLLIN : 0) | (channel_pending(&channel) ? POLLOUT : 0)));
+    if (room < CHANNEL_RESERVE) return; /* first the host has to read */
+    watch(WATCH_SIGNAL, 0, 0, signal_fd, POLLIN);
+    bool data_fits = room >= CHANNEL_RESERVE + FRAME_HEADER + FRAME_PAYLOAD_MAX;
+    for (size_t i = 0; i < EXECS_MAX; i++) {
+        const struct exec *exec = &execs[i];
+        if (exec->id == 0) continue;
+        watch(WATCH_STATUS, i, 0, exec->status_fd, POLLIN);
+        if (exec->input.used > 0) watch(WATCH_INPUT, i, 0, exec->input.fd, POLLOUT);
+        for (uint8_t sub = SUB_STDOUT; sub < SUB_COUNT && data_fits; sub++) {
+            if (exec->outputs[sub].credit > 0 && output_open(exec, sub)) watch(WATCH_OUTPUT, i, sub, exec->outputs[sub].fd, POLLIN);
+        }
+        if (exec->emptying && !exec->empty) watch(WATCH_GROUP, i, 0, exec->group.events_fd, POLLPRI);
+    }
+    for (size_t i = 0; i < KEPT_MAX; i++) {
+        const struct kept *kept = &kept_groups[i];
+        if (kept->id == 0) continue;
+        for (uint8_t sub = SUB_STDOUT; sub < SUB_COUNT; sub++) watch(WATCH_KEPT_PIPE, i, sub, kept->pipes[sub], POLLIN);
+        watch(WATCH_KEPT_GROUP, i, 0, kept->group.events_fd, POLLPRI);
+    }
+}
+
+static int dispatch(const struct watch *watch, short events) {
+    struct exec *exec = &execs[watch->index < EXECS_MAX ? watch->index : 0];
+    struct kept *kept = &kept_groups[watch->index < KEPT_MAX ? watch->index : 0];
+    switch ((enum watch_kind)watch->kind) {
+    case WATCH_CHANNEL: return events & (POLLIN | POLLHUP | POLLERR) ? read_host() : 0;
+    case WATCH_SIGNAL: return reap();
+    case WATCH_STATUS: return exec->id != 0 && exec->status_fd >= 0 && !exec->exited ? read_status(exec) : 0;
+    case WATCH_INPUT: return exec->id != 0 ? pump_input(exec) : 0;
+    case WATCH_OUTPUT:
+        if (exec->id == 0 || !output_open(exec, watch->sub)) return 0;
+        return pump_output(exec, watch->sub) < 0 ? -1 : advance(exec);
+    case WATCH_GROUP: return exec->id != 0 ? advance(exec) : 0;
+    case WATCH_KEPT_PIPE:
+        if (kept->id != 0 && kept->pipes[watch->sub] >= 0) drain_kept(kept, watch->sub);
+        return 0;
+    case WATCH_KEPT_GROUP: return kept->id != 0 ? kept_advance(kept) : 0;
+    }
+    return -1;
+}
+
+/* One turn. The channel comes last: what it starts must not meet the events of an older exec in the same slot. */
+static int turn(void) {
+    int timeout = tick();
+    if (timeout == -2 || channel_flush(&channel) < 0) return -1;
+    watch_everything();
+    /* Frames may wait in the input buffer because the queue was full when they came. */
+    if (channel.in_end - channel.in_start >= FRAME_HEADER && channel_room(&channel) >= CHANNEL_RESERVE) {
+        size_t before = channel.in_start;
+        if (read_host() < 0) return -1;
+        if (channel.in_start != before) timeout = 0;
+        watch_everything();
+    }
+    if (poll(polls, watch_count, timeout) < 0) return errno == EINTR ? 0 : -1;
+    for (size_t i = watch_count; i-- > 0;) {
+        if (polls[i].revents != 0 && dispatch(&watches[i], polls[i].revents) < 0) return -1;
+    }
+    return 0;
+}
+
+static int prepare(int channel_fd, const struct guest_config *config) {
+    struct rlimit files;
+    sigset_t all;
+    if (prctl(PR_SET_DUMPABLE, 0) < 0 || getrlimit(RLIMIT_NOFILE, &files) < 0) return -1;
+    files.rlim_cur = files.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &files) < 0) return -1;
+    if (!config->is_init && prctl(PR_SET_CHILD_SUBREAPER, 1) < 0) return -1;
+    for (int signal = 1; signal < NSIG; signal++) {
+        struct sigaction action = {.sa_handler = SIG_DFL};
+        sigaction(signal, &action, NULL); /* fails for those that cannot be changed, which is as good */
+    }
+    sigfillset(&all);
+    if (sigprocmask(SIG_SETMASK, &all, NULL) < 0) return -1;
+    sigemptyset(&all);
+    sigaddset(&all, SIGCHLD);
+    signal_fd = signalfd(-1, &all, SFD_CLOEXEC | SFD_NONBLOCK);
+    setup = (struct exec_setup){.config = config, .null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC), .files_max = files.rlim_max};
+    channel.fd = channel_fd;
+    if (signal_fd < 0 || setup.null_fd < 0 || fcntl(channel_fd, F_SETFD, FD_CLOEXEC) < 0) return -1;
+    uint8_t hello[8];
+    put_u32(hello, PROTOCOL_VERSION);
+    put_u32(hello + 4, config->cgroup_fd >= 0);
+    return channel_put(&channel, FRAME_HELLO, 0, 0, hello, sizeof hello);
+}
+
+int guest_main(int channel_fd, const struct guest_config *config) {
+    if (prepare(channel_fd, config) < 0) return 71;
+    while (turn() == 0) continue;
+    /* The host has gone, or has lied, or we cannot go on: nothing of the sandbox may survive. */
+    int64_t deadline = now_ms() + KILLALL_MS;
+    while (kill_round() > 0 && now_ms() < deadline) {
+        reap();
+        poll(NULL, 0, TICK_MS);
+    }
+    return 0;
+}
