@@ -200,7 +200,7 @@ class _Run:
             self.execution.interrupted = True
             group.cancel_scope.cancel()
 
-        with _single_error():
+        with single_error():
             async with anyio.create_task_group() as group:
                 watcher = anyio.CancelScope()
 
@@ -236,7 +236,7 @@ class _Run:
             except (
                 Exception
             ) as error:  # the boundary: whatever ends an attempt becomes a verdict, in the table of outcomes
-                if isinstance(error, RecordError):
+                if isinstance(error, RecordError) or _is_bad_input(error, record):
                     raise
                 record.failure(error)
                 verdict = from_error(error, during_grading=record.stages.current is Stage.GRADING_ARCHIVE)
@@ -273,8 +273,14 @@ class _Run:
         return lambda stage: self._on_event(Event("stage", trial.id, stage=stage))
 
 
+def _is_bad_input(error: Exception, record: TrialRecord) -> bool:
+    """What a person wrote is wrong (an agent's options, say): every trial would end so, so the run stops and says
+    it."""
+    return isinstance(error, ConfigError) and record.stages.current is not Stage.GRADING_ARCHIVE
+
+
 @contextmanager
-def _single_error() -> Iterator[None]:
+def single_error() -> Iterator[None]:
     """A task group wraps what its tasks raise; the caller wants the error itself."""
     try:
         yield

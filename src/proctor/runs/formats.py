@@ -71,6 +71,8 @@ class AgentLock(_Record):
     harness: HarnessLock
     model: ModelLock | None = None
     options: dict[str, Any] = {}
+    option_digests: dict[str, str] = {}
+    """Digests of the files and folders that options name: what they hold is part of the agent."""
 
 
 class TaskLock(_Record):
@@ -128,6 +130,7 @@ class RunLock(_Record):
     attempts: int
     seed: int
     limits: dict[str, float]
+    predictions: str | None = None
     predictions_digest: str | None = None
     host: HostFacts
     options: dict[str, Any] = {}

@@ -30,6 +30,7 @@ class AgentSpec:
     version: str
     model: ModelSpec | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    option_digests: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class RunPlan:
     seed: int = 0
     limits: Mapping[str, float] = field(default_factory=dict)
     unrunnable: tuple[Unrunnable, ...] = ()
+    predictions: str | None = None
     predictions_digest: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -119,7 +121,8 @@ def check_unique(names: list[str], what: str) -> None:
 
 
 def effective_limits(task: Task, run_limits: Mapping[str, float]) -> AgentLimits:
-    """The limits of a trial: Proctor's defaults, then the task's, then the run's (what a person asks for last wins)."""
+    """The limits of a trial: Proctor's defaults, then the task's, then the run's (what a person asks for last
+    wins)."""
     return replace(task.agent_limits(), **run_limits)  # type: ignore[arg-type]
 
 

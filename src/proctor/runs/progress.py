@@ -7,6 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Protocol, Self
 
 from proctor.runs.outcome import Outcome
+from proctor.runs.text import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -200,13 +201,3 @@ class LiveProgress:
     ) -> None:
         self._live.__exit__(kind, value, trace)
         self._console.show_cursor(True)
-
-
-def duration(seconds: float) -> str:
-    """`75` as `1m15s`."""
-    if seconds < 10:
-        return f"{seconds:.1f}s"
-    whole = round(seconds)
-    hours, rest = divmod(whole, 3600)
-    minutes, rest = divmod(rest, 60)
-    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s" if minutes else f"{rest}s"

@@ -77,7 +77,8 @@ class AgentRow:
 
 
 def read_run(directory: Path) -> RunView:
-    """Read a run directory. A damaged chain is reported in `damage`; a run without lock or ledger is a ConfigError."""
+    """Read a run directory. A damaged chain is reported in `damage`; a run without lock or ledger is a
+    ConfigError."""
     lock = load(RunLock, directory / "run.json")
     damage = None
     try:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from proctor.runs.outcome import Outcome
 from proctor.runs.summary import NOT_RUN, summarise
+from proctor.runs.text import percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,16 @@ MARKS: dict[str, tuple[str, str]] = {
     Outcome.CANCELLED: ("-", "dim"),
     NOT_RUN: ("·", "dim"),
 }
+
+
+def console(*, stderr: bool = False) -> Console:
+    """The console of the command line. Where there is no terminal, lines are as long as they need to be."""
+    from rich.console import Console
+
+    plain = Console(stderr=stderr, highlight=False, emoji=False, markup=False)
+    if not plain.is_terminal:
+        plain.width = 240
+    return plain
 
 
 def comparison(rows: Sequence[AgentRow]) -> RenderableType:
@@ -122,11 +133,6 @@ def print_ledger(console: Console, view: RunView) -> None:
         console.print(Text(f"ledger: {head.rows} rows, chain whole, head {head.hash}", style="dim"))
     else:
         console.print(Text(f"ledger: DAMAGED: {view.damage}", style="bold red"))
-
-
-def percent(value: float | None) -> str:
-    """`0.5` as `50.0 %`; unknown as `-`."""
-    return "-" if value is None else f"{100 * value:.1f} %"
 
 
 def reasons(counts: object) -> str:

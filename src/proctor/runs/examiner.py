@@ -1,0 +1,238 @@
+"""One trial for real: sandbox, harness, collection, clean room. The engine decides what its end means.
+
+The agent's sandbox is closed before a grading room is asked for (a live deliverable apart), so a trial never waits
+for room while it holds some.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+
+from proctor.agents.contract import AgentResult, StopReason
+from proctor.agents.registry import load_harness
+from proctor.agents.runner import run_harness
+from proctor.common import InfraError
+from proctor.grading import collect, grade
+from proctor.grading.deliverable import Collected
+from proctor.models.contract import ModelClient, ModelError
+from proctor.runs.formats import Stage
+from proctor.runs.outcome import Outcome, Verdict, from_grade, from_model_failure
+from proctor.runs.plan import effective_limits
+from proctor.sandbox.contract import Lifecycle, Resources, SandboxSpec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from typing import Any
+
+    from proctor.grading.contract import Grade
+    from proctor.models.contract import ModelAnswer, ModelSpec
+    from proctor.runs.engine import Examiner
+    from proctor.runs.plan import RunPlan, TrialPlan
+    from proctor.runs.preparation import Preparation
+    from proctor.runs.record import TrialRecord
+    from proctor.sandbox import Edge
+    from proctor.sandbox.contract import Image, Sandbox
+    from proctor.tasks.model import AgentLimits, Task
+    from proctor.tasks.predictions import Prediction
+
+_MARGIN_S = 300.0
+"""How much longer than its harness a sandbox may live: start, collection and, for a live deliverable, grading."""
+_MAX_ARCHIVE_BYTES = 1 << 30
+_ADMISSION_DEADLINE_S = 24 * 3600.0
+
+
+@asynccontextmanager
+async def opened(plan: RunPlan, preparation: Preparation) -> AsyncIterator[Examiner]:
+    """An examiner with an Edge of its own and one client for each model; leaving it ends every sandbox."""
+    from proctor.models.client import OpenAIChatClient
+    from proctor.sandbox import Edge
+
+    async with AsyncExitStack() as stack:
+        clients: dict[str, ModelClient] = {}
+        for agent in plan.agents:
+            if agent.model is not None:
+                clients[agent.label] = OpenAIChatClient(agent.model)
+                stack.push_async_callback(clients[agent.label].aclose)
+        edge = await stack.enter_async_context(Edge(queue_deadline_s=_ADMISSION_DEADLINE_S))
+        if plan.predictions is not None:
+            from pathlib import Path
+
+            from proctor.tasks import load_predictions
+
+            yield PredictionExaminer(edge, preparation, load_predictions(Path(plan.predictions)))
+        else:
+            yield TrialExaminer(edge, plan, preparation, clients)
+
+
+class RecordedModel:
+    """A model client whose every call goes into the record before the harness sees the answer."""
+
+    def __init__(self, inner: ModelClient, record: TrialRecord) -> None:
+        self.spec: ModelSpec = inner.spec
+        self._inner = inner
+        self._record = record
+
+    async def complete(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> ModelAnswer:
+        """As the inner client's."""
+        request = {"messages": list(messages), "tools": list(tools)}
+        if tools and self._record.tool_definitions is None:
+            self._record.tool_definitions = [dict(tool) for tool in tools]
+        try:
+            answer = await self._inner.complete(messages, tools)
+        except ModelError as error:
+            self._record.model_call(request, None, model=self.spec.name, error=error.line())
+            raise
+        self._record.model_call(request, answer, model=self.spec.name)
+        return answer
+
+    async def aclose(self) -> None:
+        """Nothing: the inner client is shared by all trials of the run."""
+
+
+class TrialExaminer:
+    """Lets an agent work in a sandbox and has the result graded. One object serves all trials of a run."""
+
+    def __init__(self, edge: Edge, plan: RunPlan, preparation: Preparation, clients: Mapping[str, ModelClient]) -> None:
+        self._edge = edge
+        self._plan = plan
+        self._preparation = preparation
+        self._clients = clients
+
+    async def examine(self, trial: TrialPlan, record: TrialRecord) -> Verdict:
+        """The stages of a trial, from admission to the grade. See `Examiner.examine`."""
+        image = self._preparation.rooms.get(trial.task.name)
+        if image is None:
+            return Verdict(Outcome.INFRA_ERROR, "image", self._preparation.missing[trial.task.name])
+        limits = effective_limits(trial.task, self._plan.limits)
+        record.stages.enter(Stage.ADMISSION)
+        box = await self._edge.create(room_spec(self._plan.run_id, trial, image, limits))
+        try:
+            record.stages.enter(Stage.START)
+            await wait_until_healthy(box, trial.task)
+            result = await self._execute(trial, box, limits, record)
+            if result.stop is StopReason.MODEL_ERROR and record.model_errors:
+                return from_model_failure(result)
+            collected = await self._collect(trial.task, box, record)
+            if collected.kind == "live":
+                return from_grade(result, await self._grade(trial, collected, image, record))
+        finally:
+            # Also when cancelled: closing is what frees the machine, and the receipt is part of the record.
+            with anyio.CancelScope(shield=True):
+                record.agent_receipt(await box.close())
+        try:
+            return from_grade(result, await self._grade(trial, collected, image, record))
+        finally:
+            if collected.layer is not None:
+                with anyio.CancelScope(shield=True):
+                    await self._edge.drop(collected.layer)
+
+    async def _execute(self, trial: TrialPlan, box: Sandbox, limits: AgentLimits, record: TrialRecord) -> AgentResult:
+        record.stages.enter(Stage.MODEL_ACCESS)
+        harness = load_harness(trial.agent.ref)
+        client = self._clients.get(trial.agent.label)
+        record.stages.enter(Stage.EXECUTION)
+        result = await run_harness(
+            harness,
+            sandbox=box,
+            task=trial.task,
+            recorder=record,
+            limits=limits,
+            model=RecordedModel(client, record) if client else None,
+            seed=trial.seed,
+            options=trial.agent.options,
+            on_event=record.room_event,
+        )
+        record.final_message = result.final_message
+        return result
+
+    async def _collect(self, task: Task, box: Sandbox, record: TrialRecord) -> Collected:
+        record.stages.enter(Stage.COLLECTION)
+        if task.carry.kind != "live" and (remaining := await box.kill_all()):
+            raise InfraError(f"{remaining} processes of sandbox {box.id} survived being killed")
+        await keep_changes(box, record)
+        collected = await collect(task, box)
+        if collected.patch is not None:
+            record.put_bytes("deliverable.patch", collected.patch.encode("utf-8", "surrogateescape"))
+        return collected
+
+    async def _grade(self, trial: TrialPlan, collected: Collected, image: Image, record: TrialRecord) -> Grade:
+        record.stages.enter(Stage.GRADING_ARCHIVE)
+        verdict = await grade(trial.task, collected, edge=self._edge, image=image)
+        record.graded(verdict)
+        return verdict
+
+
+class PredictionExaminer:
+    """Grades patches that were made elsewhere; there is no agent and no agent's sandbox."""
+
+    def __init__(self, edge: Edge, preparation: Preparation, predictions: Mapping[str, Prediction]) -> None:
+        self._edge = edge
+        self._preparation = preparation
+        self._predictions = predictions
+
+    async def examine(self, trial: TrialPlan, record: TrialRecord) -> Verdict:
+        """The stages that are left of a trial. An instance without a prediction is unresolved: it stays in the
+        count."""
+        task = trial.task
+        prediction = self._predictions.get(task.instance_id or task.name)
+        if prediction is None:
+            return Verdict(Outcome.UNRESOLVED, "no_prediction", "the predictions file has none for this task")
+        image = self._preparation.rooms.get(task.name)
+        if image is None:
+            return Verdict(Outcome.INFRA_ERROR, "image", self._preparation.missing[task.name])
+        record.stages.enter(Stage.COLLECTION)
+        record.put_bytes("deliverable.patch", prediction.patch.encode("utf-8", "surrogatepass"))
+        record.stages.enter(Stage.GRADING_ARCHIVE)
+        verdict = await grade(task, Collected.from_patch(prediction.patch), edge=self._edge, image=image)
+        record.graded(verdict)
+        detail = "the patch is empty" if prediction.empty else ""
+        return from_grade(AgentResult(StopReason.FINISHED, detail), verdict)
+
+
+def room_spec(run_id: str, trial: TrialPlan, image: Image, limits: AgentLimits) -> SandboxSpec:
+    """The agent's sandbox: what the task's environment asks for, no network, and a life a little longer than the
+    harness's."""
+    environment = trial.task.environment
+    return SandboxSpec(
+        image=image,
+        resources=Resources(cpus=environment.cpus, memory_mb=environment.memory_mb, disk_mb=environment.storage_mb),
+        lifecycle=Lifecycle(ttl_s=limits.total_s + trial.task.verifier.timeout_s + _MARGIN_S),
+        workdir=environment.workdir,
+        env=environment.env,
+        labels={"run": run_id, "trial": trial.id, "role": "agent"},
+    )
+
+
+async def wait_until_healthy(box: Sandbox, task: Task) -> None:
+    """Poll the environment's health check, as Docker does. Raises InfraError when it never succeeds."""
+    check = task.environment.healthcheck
+    if check is None:
+        return
+    with anyio.move_on_after(float(check.get("start_period_sec", 0.0))):
+        while not (await box.exec(check["command"], timeout_s=float(check.get("timeout_sec", 30.0)))).ok:
+            await anyio.sleep(float(check.get("start_interval_sec", 5.0)))
+        return
+    for left in reversed(range(int(check.get("retries", 3)))):
+        result = await box.exec(check["command"], timeout_s=float(check.get("timeout_sec", 30.0)))
+        if result.ok:
+            return
+        if left:
+            await anyio.sleep(float(check.get("interval_sec", 5.0)))
+    raise InfraError(f"the environment of {task.name} never became healthy: exit code {result.exit_code}",
+                     field="environment.healthcheck")  # fmt: skip
+
+
+async def keep_changes(box: Sandbox, record: TrialRecord) -> None:
+    """Keep what the agent changed on disk: the list always, the content unless it is very large."""
+    entries = await box.diff()
+    total = sum(entry.size for entry in entries)
+    if total > _MAX_ARCHIVE_BYTES:
+        record.diff(entries, archive=f"not kept: {total} bytes are more than {_MAX_ARCHIVE_BYTES}")
+        return
+    await box.export_diff(record.directory / "diff.tar.zst")
+    record.diff(entries)

@@ -1,0 +1,167 @@
+"""The lock of a run: writing it down before the first trial, reading a plan back from it, and saying what differs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proctor.common import ConfigError, atomic_write
+from proctor.models.contract import ModelSpec
+from proctor.runs.clock import now_iso
+from proctor.runs.formats import (
+    AgentLock,
+    DatasetLock,
+    HarnessLock,
+    HostFacts,
+    ModelLock,
+    RunLock,
+    TaskLock,
+    UnrunnableLock,
+    dump,
+    plain,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from proctor.runs.plan import AgentSpec, RunPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFact:
+    """The image that a task's trials start from."""
+
+    ref: str
+    digest: str
+
+
+def make_lock(plan: RunPlan, images: Mapping[str, ImageFact]) -> RunLock:
+    """The lock of a plan. `images` is by task name; a task whose image could not be had is missing there."""
+    from proctor import __version__
+
+    return RunLock(
+        run_id=plan.run_id,
+        created_at=now_iso(),
+        proctor_version=__version__,
+        git_commit=git_commit(Path(plan.sources[0])) if plan.sources else None,
+        mode="predictions" if plan.predictions is not None else "agents",
+        dataset=DatasetLock(name=plan.dataset_name, version=plan.dataset_version, digest=plan.dataset_digest),
+        sources=list(plan.sources),
+        tasks=[
+            TaskLock(
+                name=entry.task.name,
+                digest=entry.task.digest,
+                path=str(entry.task.path),
+                image_ref=images[entry.task.name].ref if entry.task.name in images else None,
+                image_digest=images[entry.task.name].digest if entry.task.name in images else None,
+                split=entry.split,
+                weight=entry.weight,
+                notes=list(entry.task.notes),
+            )
+            for entry in plan.entries
+        ],
+        unrunnable=[UnrunnableLock(name=task.name, reason=task.reason) for task in plan.unrunnable],
+        agents=[lock_agent(agent) for agent in plan.agents],
+        attempts=plan.attempts,
+        seed=plan.seed,
+        limits=dict(plan.limits),
+        predictions=plan.predictions,
+        predictions_digest=plan.predictions_digest,
+        host=host_facts(),
+        options=plain(plan.options),
+    )
+
+
+def lock_agent(agent: AgentSpec) -> AgentLock:
+    """An agent as the lock holds it."""
+    model = None
+    if agent.model is not None:
+        fields = plain(asdict(agent.model))
+        names = ("name", "base_url", "api_key_env")
+        model = ModelLock(**{name: fields.pop(name) for name in names}, sampling=fields)
+    harness = HarnessLock(ref=agent.ref, name=agent.name, version=agent.version)
+    return AgentLock(label=agent.label, harness=harness, model=model, options=plain(agent.options),
+                     option_digests=dict(agent.option_digests))  # fmt: skip
+
+
+def unlock_model(lock: ModelLock) -> ModelSpec:
+    """The model specification that a lock holds."""
+    try:
+        return ModelSpec(name=lock.name, base_url=lock.base_url, api_key_env=lock.api_key_env, **lock.sampling)
+    except TypeError as error:
+        raise ConfigError(f"the lock does not describe a model: {error}", field="run.json: agents.model") from error
+
+
+def write_lock(directory: Path, lock: RunLock) -> None:
+    """Write `run.json`, whole or not at all."""
+    atomic_write(directory / "run.json", dump(lock))
+
+
+def differences(old: RunLock, new: RunLock) -> list[str]:
+    """What has changed since the lock was written that would make old and new trials incomparable, one line each.
+
+    Time, host, git commit and options that only steer the run (concurrency) may differ.
+    """
+    return list(_differences(old, new))
+
+
+def _differences(old: RunLock, new: RunLock) -> Iterator[str]:
+    for name in ("proctor_version", "mode", "attempts", "seed", "limits", "predictions_digest"):
+        before, now = getattr(old, name), getattr(new, name)
+        if before != now:
+            yield f"{name}: {before} then, {now} now"
+    tasks = {task.name: task for task in new.tasks}
+    for task in old.tasks:
+        found = tasks.pop(task.name, None)
+        if found is None:
+            yield f"task {task.name}: gone"
+        elif found.digest != task.digest:
+            yield f"task {task.name}: {task.digest} then, {found.digest} now"
+        elif None not in (task.image_digest, found.image_digest) and task.image_digest != found.image_digest:
+            yield f"image of task {task.name}: {task.image_digest} then, {found.image_digest} now"
+    yield from (f"task {name}: new" for name in tasks)
+    agents = {agent.label: agent for agent in new.agents}
+    for agent in old.agents:
+        other = agents.pop(agent.label, None)
+        if other is None:
+            yield f"agent {agent.label}: gone"
+        elif other != agent:
+            yield f"agent {agent.label}: {_first_difference(agent.model_dump(), other.model_dump())}"
+    yield from (f"agent {label}: new" for label in agents)
+
+
+def _first_difference(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> str:
+    for key in sorted(old.keys() | new.keys()):
+        before, now = old.get(key), new.get(key)
+        if before != now:
+            if isinstance(before, dict) and isinstance(now, dict):
+                return _first_difference(before, now, f"{prefix}{key}.")
+            return f"{prefix}{key}: {before} then, {now} now"
+    return "the same"
+
+
+def host_facts() -> HostFacts:
+    """The machine that this process runs on."""
+    memory_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+    return HostFacts(
+        kernel=f"{platform.system()} {platform.release()}",
+        machine=platform.machine(),
+        cpus=len(os.sched_getaffinity(0)),
+        memory_mb=memory_mb,
+        python=platform.python_version(),
+    )
+
+
+def git_commit(path: Path) -> str | None:
+    """The commit that the directory of the tasks is checked out at; None when it is not in a repository."""
+    folder = path if path.is_dir() else path.parent
+    command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() if found.returncode == 0 else None

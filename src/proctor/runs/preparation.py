@@ -1,0 +1,68 @@
+"""Before the first clock starts: every task's image, built or fetched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from proctor.common import InfraError
+from proctor.runs.lock import ImageFact
+from proctor.runs.outcome import describe
+from proctor.sandbox.contract import ImageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from proctor.runs.plan import RunPlan
+    from proctor.runs.progress import Progress
+    from proctor.sandbox.contract import Image
+    from proctor.sandbox.images import Progress as ImageProgress
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """Everything that trials start from. `missing` says why an image could not be had."""
+
+    rooms: Mapping[str, Image]
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def images(self) -> dict[str, ImageFact]:
+        """The images by task, as the lock names them."""
+        return {name: ImageFact(image.ref, image.digest) for name, image in self.rooms.items()}
+
+
+async def prepare_all(plan: RunPlan, progress: Progress) -> Preparation:
+    """Prepare the image of every task. Bad input and refusals are raised; an image that could not be had is
+    remembered, and its trials end as `infra_error`, so that one dead download does not stop the rest.
+
+    Raises InfraError when no image could be had at all.
+    """
+    from proctor.sandbox import ImageStore
+    from proctor.tasks.environment import prepare
+
+    store = ImageStore()
+    rooms: dict[str, Image] = {}
+    missing: dict[str, str] = {}
+    for entry in plan.entries:
+        name = entry.task.name
+        try:
+            rooms[name] = await prepare(entry.task, store=store, progress=_steps_of(name, progress))
+        except (InfraError, ImageError, TimeoutError) as error:
+            missing[name] = describe(error)
+            progress.note(f"{name}: no image: {missing[name]}")
+    if not rooms:
+        raise InfraError(f"no task has an image: {next(iter(missing.values()))}", remedy="see proctor doctor")
+    return Preparation(rooms, missing)
+
+
+def _steps_of(name: str, progress: Progress) -> ImageProgress:
+    """One note for each step of a build; its output lines are the image room's business."""
+    seen: set[tuple[int, int]] = set()
+
+    def report(step: int, total: int, text: str) -> None:
+        if (step, total) not in seen:
+            seen.add((step, total))
+            progress.note(f"{name}: {text} ({step}/{total})")
+
+    return report

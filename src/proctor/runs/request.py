@@ -1,0 +1,276 @@
+"""From what a person asks for to a plan: tasks and agents are loaded and checked before anything else happens."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+from proctor.agents.registry import load_harness
+from proctor.common import ConfigError, digest_file, digest_json, digest_tree, new_id
+from proctor.runs.lock import unlock_model
+from proctor.runs.plan import LIMIT_NAMES, AgentSpec, RunPlan, check_unique
+from proctor.tasks import load_any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from proctor.models.contract import ModelSpec
+    from proctor.runs.formats import RunLock
+    from proctor.tasks.model import Dataset
+
+PREDICTIONS = "predictions"
+"""Harness name of the agent that stands for a predictions file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a person asked for, as text; the fields are the options of `proctor run`."""
+
+    sources: tuple[str, ...]
+    agents: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    attempts: int = 1
+    limits: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    select: tuple[str, ...] = ()
+    split: str | None = None
+    seed: int = 0
+    predictions: str | None = None
+    run_id: str = field(default_factory=lambda: new_id("run"))
+
+
+def plan_request(request: Request) -> RunPlan:
+    """Load everything that is asked for and lay it out as a plan. Raises ConfigError or RefusedError."""
+    if request.predictions is not None:
+        if request.agents:
+            raise ConfigError("a predictions file is graded without an agent", field="--agent", remedy="leave it out")
+        agents, digest = [predictions_agent(Path(request.predictions))], digest_file(Path(request.predictions))
+    else:
+        agents, digest = load_agents(request.agents, request.models, request.options), None
+    datasets = load_datasets(request.sources, request.select)
+    return _plan(
+        datasets,
+        agents,
+        run_id=request.run_id,
+        attempts=request.attempts,
+        seed=request.seed,
+        limits=parse_limits(request.limits),
+        select=request.select,
+        split=request.split,
+        predictions=os.path.abspath(request.predictions) if request.predictions is not None else None,
+        predictions_digest=digest,
+    )
+
+
+def plan_again(lock: RunLock) -> RunPlan:
+    """The plan of a run that was begun before, from its lock; tasks and harnesses are loaded afresh."""
+    if lock.predictions is not None:
+        agents, digest = [predictions_agent(Path(lock.predictions))], digest_file(Path(lock.predictions))
+    else:
+        agents, digest = [_agent_again(agent) for agent in lock.agents], None
+    select = tuple(lock.options.get("select", ()))
+    return _plan(
+        load_datasets(lock.sources, select),
+        agents,
+        run_id=lock.run_id,
+        attempts=lock.attempts,
+        seed=lock.seed,
+        limits=limits_of(lock),
+        select=select,
+        split=lock.options.get("split"),
+        predictions=lock.predictions,
+        predictions_digest=digest,
+    )
+
+
+def _agent_again(agent: Any) -> AgentSpec:
+    harness = load_harness(agent.harness.ref)
+    model = unlock_model(agent.model) if agent.model else None
+    digests = {path: digest_path(Path(path)) for path in agent.option_digests}
+    return AgentSpec(agent.label, agent.harness.ref, harness.name, harness.version, model, agent.options, digests)
+
+
+def load_datasets(sources: Sequence[str], select: Sequence[str]) -> list[Dataset]:
+    """The datasets at these paths. A pattern in `select` has to match in at least one of them."""
+    if not sources:
+        raise ConfigError("no tasks are given", field="TASKS", remedy="give a task directory, a dataset or SWE rows")
+    if len(sources) == 1:
+        return [load_any(Path(sources[0]), select=select)]
+    found, failures = [], []
+    for source in sources:
+        try:
+            found.append(load_any(Path(source), select=select))
+        except ConfigError as error:
+            if not select or "no task is selected" not in error.message:
+                raise
+            failures.append(error)
+    if not found:
+        raise failures[0]
+    return found
+
+
+def _plan(
+    datasets: Sequence[Dataset], agents: Sequence[AgentSpec], *, select: Sequence[str], split: str | None, **rest: Any
+) -> RunPlan:
+    entries = [entry for dataset in datasets for entry in dataset.entries if split is None or entry.split == split]
+    if not entries:
+        where = ", ".join(str(dataset.path) for dataset in datasets)
+        raise ConfigError("no task is left to run", field=where, remedy="check --task and --split")
+    check_unique([entry.task.name for entry in entries], "task")
+    check_unique([agent.label for agent in agents], "agent")
+    one = datasets[0] if len(datasets) == 1 else None
+    return RunPlan(
+        dataset_name=one.name if one else "+".join(dataset.name for dataset in datasets),
+        dataset_version=one.version if one else "",
+        dataset_digest=one.digest if one else digest_json([dataset.digest for dataset in datasets]),
+        sources=tuple(str(dataset.path) for dataset in datasets),
+        entries=tuple(entries),
+        agents=tuple(agents),
+        unrunnable=tuple(task for dataset in datasets for task in dataset.unrunnable),
+        options={"select": list(select), "split": split},
+        **rest,
+    )
+
+
+def predictions_agent(path: Path) -> AgentSpec:
+    """The agent that a predictions file stands for: labelled by the model's name when there is exactly one."""
+    from proctor.tasks import load_predictions
+
+    models = {prediction.model for prediction in load_predictions(path).values()}
+    label = next(iter(models)) if len(models) == 1 else None
+    return AgentSpec(label=label or PREDICTIONS, ref=PREDICTIONS, name=PREDICTIONS, version="1")
+
+
+def load_agents(agents: Sequence[str], models: Sequence[str], options: Sequence[str]) -> list[AgentSpec]:
+    """`[LABEL=]NAME` or `[LABEL=]module:Class` for each agent; each that needs a model is taken with every model."""
+    from proctor.models.spec import load_model
+
+    if not agents:
+        raise ConfigError("no agent is given", field="--agent", remedy="give --agent NAME, or --predictions FILE")
+    specs = [load_model(text) for text in models]
+    wanted = [_Wanted(*_split_label(text)) for text in agents]
+    give_options(options, wanted)
+    found: list[AgentSpec] = []
+    for agent in wanted:
+        harness = agent.harness
+        if harness.needs_model and not specs:
+            remedy = "give --model NAME@URL or a model file"
+            raise ConfigError(f"harness {harness.name} needs a model", field="--model", remedy=remedy)
+        agent.check_options()
+        chosen: Sequence[ModelSpec | None] = specs if harness.needs_model else [None]
+        digests = {value: digest_path(Path(value)) for value in agent.options.values() if _is_path(value)}
+        for model in chosen:
+            name = agent.label or harness.name
+            if model is not None and (agent.label is None or len(specs) > 1):
+                name = f"{name}+{model.name}"
+            found.append(AgentSpec(name, agent.ref, harness.name, harness.version, model, agent.options, digests))
+    if specs and not any(agent.model for agent in found):
+        raise ConfigError("no agent here uses a model", field="--model", remedy="leave it out, or choose another agent")
+    return found
+
+
+class _Wanted:
+    """An agent as asked for, with its harness and the options that turned out to be its own."""
+
+    def __init__(self, label: str | None, ref: str) -> None:
+        self.label = label
+        self.ref = ref
+        self.harness = load_harness(ref)
+        self.options: dict[str, Any] = {}
+        self.model: type[BaseModel] | None = getattr(self.harness, "options_model", None)
+
+    def is_called(self, name: str) -> bool:
+        return name in (self.label or self.ref, self.harness.name)
+
+    def takes(self, key: str) -> bool:
+        return self.model is not None and key in self.model.model_fields
+
+    def check_options(self) -> None:
+        if self.model is None:
+            return
+        try:
+            self.model.model_validate(self.options)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            name = ".".join(map(str, first["loc"]))
+            known = ", ".join(self.model.model_fields)
+            raise ConfigError(first["msg"], field=f"--option {name}",
+                              remedy=f"{self.harness.name} takes: {known}") from error  # fmt: skip
+
+
+def _split_label(text: str) -> tuple[str | None, str]:
+    label, equals, ref = text.partition("=")
+    if equals and (not label or not ref):
+        raise ConfigError(f"{text!r} is not LABEL=NAME", field="--agent")
+    return (label, ref) if equals else (None, text)
+
+
+def give_options(options: Sequence[str], agents: Sequence[_Wanted]) -> None:
+    """Hand each option to its agent: `LABEL.KEY=VALUE` to the one with that label, `KEY=VALUE` to every one that
+    takes it.
+
+    A value is read as JSON where it is JSON, else as text; the path of something that exists is made absolute.
+    """
+    for text in options:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"{text!r} is not KEY=VALUE", field="--option")
+        label, dot, key = name.rpartition(".")
+        targets = [
+            agent for agent in agents if (agent.is_called(label) if dot else agent.takes(key) or len(agents) == 1)
+        ]
+        if not targets:
+            who = f"is called {label!r}" if dot else f"takes {key!r}"
+            remedy = f"write LABEL.{key}=VALUE, LABEL one of {', '.join(a.label or a.ref for a in agents)}"
+            raise ConfigError(f"no agent {who}", field=f"--option {name}", remedy=remedy)
+        for agent in targets:
+            if key in agent.options:
+                raise ConfigError("given twice", field=f"--option {name}")
+            agent.options[key] = _value(value)
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        looks_like_path = os.sep in text or Path(text).suffix != ""
+        return os.path.abspath(text) if looks_like_path and Path(text).exists() else text
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and os.path.isabs(value) and Path(value).exists()
+
+
+def digest_path(path: Path) -> str:
+    """Digest of a file, or of a folder's content."""
+    if not path.exists():
+        raise ConfigError("an option names it, but it does not exist", field=str(path))
+    return digest_tree(path) if path.is_dir() else digest_file(path)
+
+
+def parse_limits(limits: Sequence[str]) -> dict[str, float]:
+    """`KEY=VALUE` limits by the field names of AgentLimits, each a positive number."""
+    parsed: dict[str, float] = {}
+    for text in limits:
+        name, _, value = text.partition("=")
+        if name not in LIMIT_NAMES:
+            raise ConfigError(f"unknown limit {name!r}", field="--limit", remedy=f"one of {', '.join(LIMIT_NAMES)}")
+        try:
+            number = LIMIT_NAMES[name](value)
+        except ValueError as error:
+            kind = LIMIT_NAMES[name].__name__
+            raise ConfigError(f"{value!r} is not a number ({kind})", field=f"--limit {name}") from error
+        if not 0 < number < float("inf"):
+            raise ConfigError(f"{value} is not positive", field=f"--limit {name}")
+        parsed[name] = number
+    return parsed
+
+
+def limits_of(lock: RunLock) -> Mapping[str, float]:
+    """The run's limits as a plan holds them (JSON has no separate integers)."""
+    return {name: LIMIT_NAMES[name](value) for name, value in lock.limits.items()}

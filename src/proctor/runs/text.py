@@ -1,0 +1,48 @@
+"""Small pieces of text for people: durations, shares, and foreign text made safe to print."""
+
+from __future__ import annotations
+
+import re
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_HEAD_LINES, _TAIL_LINES, _WIDTH = 12, 6, 2000
+
+
+def duration(seconds: float) -> str:
+    """`75` as `1m15s`, `0.25` as `0.25s`."""
+    if seconds < 10:
+        return f"{seconds:.2g}s"
+    whole = round(seconds)
+    hours, rest = divmod(whole, 3600)
+    minutes, rest = divmod(rest, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
+
+
+def percent(value: float | None) -> str:
+    """`0.5` as `50.0 %`; unknown as `-`."""
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def safe(text: str) -> str:
+    """Text with control characters, bidirectional overrides and lone surrogates as visible escapes, cut when very
+    long.
+
+    What came from a sandbox or a model must not be able to move the reader's cursor or recolour the page.
+    """
+    shown = _CONTROL.sub(lambda match: match.group().encode("unicode_escape", "surrogatepass").decode("ascii"), text)
+    return shown if len(shown) <= _WIDTH else f"{shown[:_WIDTH]} … {len(shown) - _WIDTH} characters left out"
+
+
+def shorten(text: str) -> list[str]:
+    """The first and last lines of a text, each made safe to print, with a count of what is left out."""
+    lines = text.rstrip("\n").split("\n")
+    if len(lines) > _HEAD_LINES + _TAIL_LINES + 1:
+        left_out = len(lines) - _HEAD_LINES - _TAIL_LINES
+        lines = [*lines[:_HEAD_LINES], f"… {left_out} lines left out …", *lines[-_TAIL_LINES:]]
+    return [safe(line) for line in lines]
+
+
+def brief(value: object) -> str:
+    """A value in at most about sixty characters on one line."""
+    text = safe(value if isinstance(value, str) else str(value)).replace("\n", "\\n")
+    return repr(text) if len(text) <= 60 else f"{text[:60]!r}…"
