@@ -53,6 +53,13 @@ async def test_bash_is_bash_where_there_is_one(tools: Toolbox) -> None:
     assert call.result == "exit code: 0\nstdout:\nbash"
 
 
+async def test_a_very_long_command_is_run_all_the_same(tools: Toolbox, box: Any) -> None:
+    text = "".join(f"line {number}\n" for number in range(20_000))
+    call = await use(tools, "bash", command=f"cat > long.txt <<'END'\n{text}END\nwc -l < long.txt; cat | wc -c")
+    assert call.result == "exit code: 0\nstdout:\n20000\n0"
+    assert (box.root / "long.txt").read_text() == text
+
+
 async def test_a_timed_out_command_returns_what_it_had_printed(tools: Toolbox) -> None:
     call = await use(tools, "bash", command="echo before; sleep 30", timeout_s=0.3)
     error = error_of(call)

@@ -1,7 +1,13 @@
 """The candidate: harnesses, the room they act in, and the limits that end them.
 
-`run_harness` runs one; `load_harness` finds one by name or import path.
+    result = await run_harness(load_harness("oracle"), sandbox=box, task=task, recorder=recorder, limits=limits)
+
+What is heavy is imported on first use.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from proctor.agents.contract import (
     AgentResult,
@@ -13,10 +19,12 @@ from proctor.agents.contract import (
     StopReason,
     ToolCall,
 )
-from proctor.agents.limits import LimitGuard, LimitReached
 from proctor.agents.registry import HARNESSES, load_harness
-from proctor.agents.room import BoundedRoom, RoomEvent
-from proctor.agents.runner import run_harness
+
+if TYPE_CHECKING:
+    from proctor.agents.limits import LimitGuard, LimitReached
+    from proctor.agents.room import BoundedRoom, RoomEvent
+    from proctor.agents.runner import run_harness
 
 __all__ = [
     "HARNESSES",
@@ -35,3 +43,19 @@ __all__ = [
     "load_harness",
     "run_harness",
 ]
+
+_LAZY = {
+    "BoundedRoom": "proctor.agents.room",
+    "LimitGuard": "proctor.agents.limits",
+    "LimitReached": "proctor.agents.limits",
+    "RoomEvent": "proctor.agents.room",
+    "run_harness": "proctor.agents.runner",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    import importlib
+
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import anyio
 
 from proctor.common import InfraError
-from proctor.sandbox.contract import EndReason, ExecResult, FileError, FileStat, Output, SandboxLost
+from proctor.sandbox.contract import EndReason, ExecResult, FileError, FileStat, Output, OutputLimit, SandboxLost
 
 if TYPE_CHECKING:
     from proctor.agents.limits import LimitGuard
@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES = 16 << 20
 """The largest file that a harness may read through the host; bigger ones are read in parts by a command."""
 
-_KILL_GRACE_S = 5.0
+_MAX_ARGUMENT_BYTES = 32 << 10
+"""A longer command goes in by standard input: the kernel and the guest protocol bound what one argument may hold."""
+
+_FROM_STDIN = 'script=$(cat); exec </dev/null; eval "$script"'
+
+_KILL_GRACE_S = 15.0
 """How long after its own time-out an exec may take to come back before the sandbox counts as lost."""
 
 _T = TypeVar("_T")
@@ -125,7 +130,10 @@ class BoundedRoom:
         limit_s = self._limit(timeout_s)
         if self._shell is None:
             self._shell = await self._find_shell()
-        return await self._exec("bash", [self._shell, "-c", command], command, limit_s)
+        script = command.encode()
+        if len(script) <= _MAX_ARGUMENT_BYTES:
+            return await self._exec("bash", [self._shell, "-c", command], command, limit_s)
+        return await self._exec("bash", [self._shell, "-c", _FROM_STDIN], command, limit_s, stdin=script)
 
     async def run(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes | None = None
@@ -139,7 +147,10 @@ class BoundedRoom:
         target = self.absolute(path)
 
         async def call() -> bytes:
-            data = await self.sandbox.read(target, max_bytes=MAX_FILE_BYTES + 1)
+            if self._user is None:
+                data = await self.sandbox.read(target, max_bytes=MAX_FILE_BYTES + 1)
+            else:
+                data = await self._read_as(self._user, target)
             if len(data) > MAX_FILE_BYTES:
                 message = f"the file is larger than {MAX_FILE_BYTES} bytes; read it in parts with a command"
                 raise FileError(message, errno=errno.EFBIG, path=target)
@@ -160,6 +171,17 @@ class BoundedRoom:
         """The entries of a directory."""
         target = self.absolute(path)
         return await self._file_call("list", target, lambda: self.sandbox.list(target), lambda _: None)
+
+    async def _read_as(self, user: str, target: str) -> bytes:
+        """A file with the rights of the harness' account: `Sandbox.read` has those of the sandbox's own user."""
+        size = MAX_FILE_BYTES + 1
+        limit = OutputLimit(head_bytes=size, tail_bytes=0)
+        result = await self.sandbox.exec(["head", "-c", str(size), "--", target], user=user, limit=limit)
+        if result.reason is EndReason.GUEST_LOST:
+            raise SandboxLost(f"sandbox {self.sandbox.id} ended during a read", reason=EndReason.GUEST_LOST)
+        if not result.ok:
+            raise FileError(result.error_text.strip() or "cannot be read", errno=errno.EACCES, path=target)
+        return result.stdout.head
 
     def _allow(self) -> None:
         if self._closed:

@@ -83,7 +83,7 @@ async def _bounded(harness: Harness, context: HarnessContext, guard: LimitGuard)
     """The harness' own result, or what its end by an exception means."""
     # Commands and model calls are cut at the deadline itself and return what they have; this scope is for a
     # harness that hangs elsewhere, and leaves them time to come back.
-    grace_s = min(1.0, max(0.25, 0.05 * guard.limits.total_s))
+    grace_s = min(5.0, max(0.25, 0.05 * guard.limits.total_s))
     try:
         with anyio.move_on_after(guard.remaining_s() + grace_s):
             return await harness.run(context)
