@@ -6,15 +6,19 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import anyio
 
 from proctor.common import RefusedError, digest_bytes
 from proctor.sandbox.contract import Image, ImageError
-from proctor.sandbox.images.store import ImageStore, Workspace
 from proctor.sandbox.images.tools import Progress, require_root, require_tool, run_tool, silent
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from proctor.sandbox.images.store import ImageStore, Workspace
 
 RELEASES = {"bullseye": "3.9", "bookworm": "3.11", "trixie": "3.13"}
 """Releases that can be built, and the Python series of each."""
@@ -88,7 +92,10 @@ def machine_apt() -> AptSettings:
         return AptSettings(None, None, ())
     form = "$(REPO_URI)|$(RELEASE)|$(COMPONENT)"
     targets = subprocess.run(
-        ["apt-get", "indextargets", "--format", form, "Created-By: Packages"], capture_output=True, text=True, check=True
+        ["apt-get", "indextargets", "--format", form, "Created-By: Packages"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=True)
     return parse_apt(targets.stdout, dump.stdout)

@@ -24,7 +24,8 @@ def _digest(value: str) -> str:
     return value
 
 
-def _absolute(value: str) -> str:
+def absolute_path(value: str) -> str:
+    """`value` if it is an absolute path; ValueError otherwise."""
     if not value.startswith("/") or "\0" in value:
         raise ValueError(f"{value!r} is not an absolute path")
     return value
@@ -32,7 +33,7 @@ def _absolute(value: str) -> str:
 
 _M = TypeVar("_M", bound=BaseModel)
 Digest = Annotated[str, AfterValidator(_digest)]
-AbsolutePath = Annotated[str, AfterValidator(_absolute)]
+AbsolutePath = Annotated[str, AfterValidator(absolute_path)]
 
 
 class _Record(BaseModel):

@@ -19,12 +19,10 @@ import datetime
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from proctor.common import atomic_write, new_id, state_dir
 from proctor.sandbox.contract import Image, ImageError, Layer, Mount
@@ -39,6 +37,10 @@ from proctor.sandbox.images.manifest import (
     is_digest,
     parse_record,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from types import TracebackType
 
 EMPTY = "{empty}"
 _SHORTEST_PREFIX = 12
@@ -345,6 +347,7 @@ class ImageStore:
                 users.setdefault(layer, set()).add(digest)
         sizes = {layer: self.layer(layer).size_bytes or 0 for layer in users}
         named = {entry.digest for entry in table.values()}
+        rows: list[tuple[str | None, str, str]]
         rows = [(ref, entry.digest, entry.created_at) for ref, entry in sorted(table.items())]
         rows += [(None, digest, "") for digest in digests if digest not in named]
         return [

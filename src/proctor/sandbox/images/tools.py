@@ -6,16 +6,19 @@ import os
 import shutil
 import subprocess
 from collections import deque
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
-from anyio.abc import ByteReceiveStream
 from anyio.streams.text import TextReceiveStream
 
 from proctor.common import RefusedError
 from proctor.sandbox.contract import ImageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from anyio.abc import ByteReceiveStream
 
 _KEPT_LINES = 40
 

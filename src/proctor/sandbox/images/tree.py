@@ -16,11 +16,14 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from proctor.sandbox.contract import ImageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 OPAQUE = "trusted.overlay.opaque"
 _OPAQUE_NAMES = (OPAQUE, "user.overlay.opaque")
