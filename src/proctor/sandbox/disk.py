@@ -93,10 +93,10 @@ def _format(path: Path, disk_mb: int, inodes: int) -> None:
         file.truncate(disk_mb << 20)
     # 16 more for the root, the launcher's own directories and ext4's reserved ones; and mkfs rounds down in every block
     # group of 128 MB.
-    inodes + 16 + 64 * (disk_mb // 128 + 1)
+    count = inodes + 16 + 64 * (disk_mb // 128 + 1)
     options = [
         "-N",
-        str(inodes + 16),
+        str(count),
         "-m",
         "0",
         "-O",
