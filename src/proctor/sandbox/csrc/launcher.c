@@ -6,6 +6,7 @@
 #include "launcher.h"
 
 #include <errno.h>
+#include <linux/securebits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -14,6 +15,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "cgroups.h"
@@ -25,7 +27,7 @@
 #define POOL_MAX 256
 #define FLIGHT_MAX 64
 #define QUEUE_MAX 1024
-#define SLOT_DEADLINE_MS 20000
+#define FIXED_POLLS 3
 
 struct slot {
     struct slot_offer offer;
@@ -53,6 +55,7 @@ struct waiting {
 
 struct launcher {
     int control, stocker;
+    int parent; /* pidfd of the Edge's process */
     struct config config;
     struct cgroups cgroups;
     struct template template;
@@ -379,26 +382,36 @@ static void start_stocker(struct launcher *launcher, struct failure *failure) {
     }
 }
 
+/* The Edge is gone or has closed its end. The stocker hears of it by the end of its socket, kills and reaps all slots. */
+static _Noreturn void stop(struct launcher *launcher) {
+    alarm(15);
+    close(launcher->stocker);
+    while (waitpid(-1, NULL, 0) > 0 || errno == EINTR) continue;
+    exit(0);
+}
+
 static _Noreturn void serve(struct launcher *launcher) {
     for (;;) {
-        struct pollfd polled[2 + FLIGHT_MAX] = {
-            {.fd = launcher->control, .events = POLLIN}, {.fd = launcher->stocker, .events = POLLIN}};
+        struct pollfd polled[FIXED_POLLS + FLIGHT_MAX] = {{.fd = launcher->control, .events = POLLIN},
+                                                          {.fd = launcher->stocker, .events = POLLIN},
+                                                          {.fd = launcher->parent, .events = POLLIN}};
         unsigned flights = launcher->flight_count;
         for (unsigned i = 0; i < flights; i++)
-            polled[2 + i] = (struct pollfd){.fd = launcher->flights[i].slot.control, .events = POLLIN};
-        if (poll(polled, 2 + flights, -1) < 0) {
+            polled[FIXED_POLLS + i] = (struct pollfd){.fd = launcher->flights[i].slot.control, .events = POLLIN};
+        if (poll(polled, FIXED_POLLS + flights, -1) < 0) {
             if (errno == EINTR) continue;
             exit(1);
         }
+        if (polled[2].revents != 0) stop(launcher);
         /* From the last to the first: land() moves the last flight into the freed place. */
         for (unsigned i = flights; i > 0; i--) {
-            if (polled[1 + i].revents != 0) land(launcher, i - 1);
+            if (polled[FIXED_POLLS + i - 1].revents != 0) land(launcher, i - 1);
         }
         if (polled[0].revents != 0) {
             int fds[MESSAGE_FDS_MAX];
             unsigned fd_count;
             long size = packet_receive(launcher->control, inbox, sizeof inbox, fds, &fd_count);
-            if (size <= 0) exit(0); /* the Edge is gone; the stocker and every slot die with this process */
+            if (size <= 0) stop(launcher);
             handle_request(launcher, (size_t)size, fds, fd_count);
         }
         if (polled[1].revents != 0) handle_offer(launcher);
@@ -411,8 +424,10 @@ int launcher_main(int control_fd) {
     static struct launcher launcher;
     struct failure failure = {"", 0};
     const struct rlimit no_core = {0, 0};
-    /* The process that started this one may be gone already; then the socket says so at the first read. */
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || setrlimit(RLIMIT_CORE, &no_core) < 0 || prctl(PR_SET_DUMPABLE, 0) < 0) return 1;
+    /* Changing file system ids (mounts.c) must not cost capabilities. */
+    if (setrlimit(RLIMIT_CORE, &no_core) < 0 || prctl(PR_SET_DUMPABLE, 0) < 0 ||
+        prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP) < 0)
+        return 1;
     if (control_fd != 3 && (dup2(control_fd, 3) < 0)) return 1;
     if (sys_close_range(4, ~0u) < 0 || fcntl(3, F_SETFD, FD_CLOEXEC) < 0) return 1;
     prctl(PR_SET_NAME, "proctor-launch");
@@ -420,6 +435,8 @@ int launcher_main(int control_fd) {
     signal(SIGINT, SIG_IGN); /* Ctrl-C is for the Edge, which ends this process in its own time */
     launcher.control = 3;
     launcher.last = &launcher.first;
+    /* Both ends are watched: a forked copy of the Edge may hold its socket open after the Edge itself has died. */
+    if ((launcher.parent = sys_pidfd_open(getppid())) < 0) return 1;
     configure(&launcher, &failure);
     if (enter_own_namespace(&launcher, &failure) < 0) refuse_start(launcher.control, &failure);
     start_stocker(&launcher, &failure);

@@ -35,7 +35,10 @@ int main(int argc, char **argv) {
         return 0;
     }
     int fd = argc >= 3 ? parse_fd(argv[2]) : -1;
-    if (fd >= 0 && argc == 3 && strcmp(argv[1], "launcher") == 0) return launcher_main(fd);
+    if (fd >= 0 && argc == 3 && strcmp(argv[1], "launcher") == 0) {
+        hide_arguments(argc, argv);
+        return launcher_main(fd);
+    }
     if (fd >= 0 && argc <= 4 && strcmp(argv[1], "guest-dev") == 0) {
         const struct guest_config config = {
             .cgroup_fd = argc == 4 ? parse_fd(argv[3]) : -1, .capability_mask = ~0ULL, .is_init = getpid() == 1};

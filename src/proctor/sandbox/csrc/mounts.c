@@ -18,11 +18,13 @@
 #define INSIDE (RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
 #define MOVE_FDS (MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH)
 
-/* One new file system as a detached mount. `options` are key, value, …, NULL; a NULL value is a flag. */
+/* One new file system as a detached mount. `options` are key, value, …, NULL; a NULL value is a flag. Its source, which
+ * mountinfo shows, is its type unless the options name one. */
 static int new_mount(const char *type, const char *const *options, unsigned attributes) {
     int context = sys_fsopen(type);
     if (context < 0) return -1;
-    int bad = 0;
+    int names_source = *options != NULL && strcmp(*options, "source") == 0;
+    int bad = !names_source && sys_fsconfig(context, FSCONFIG_SET_STRING, "source", type, 0) < 0;
     for (; *options != NULL && !bad; options += 2)
         bad = sys_fsconfig(context, options[1] == NULL ? FSCONFIG_SET_FLAG : FSCONFIG_SET_STRING, options[0], options[1], 0) < 0;
     if (!bad) bad = sys_fsconfig(context, FSCONFIG_CMD_CREATE, NULL, NULL, 0) < 0;
@@ -202,6 +204,7 @@ static int overlay_options(int context, int is_volatile) {
         if (sys_fsconfig(context, FSCONFIG_SET_STRING, fixed[i][0], fixed[i][1], 0) < 0) return -1;
     }
     /* Nothing in a sandbox has to survive a power cut, so its fsync need not reach the device. */
+    if (sys_fsconfig(context, FSCONFIG_SET_STRING, "source", "overlay", 0) < 0) return -1;
     if (is_volatile && sys_fsconfig(context, FSCONFIG_SET_FLAG, "volatile", NULL, 0) < 0) return -1;
     return 0;
 }
@@ -272,8 +275,7 @@ static int overlay_by_path(const struct template *template, const struct overlay
     return mount;
 }
 
-/* Makes `path` (absolute, resolved inside the new root) exist as a directory or a file to mount on. Runs with the file
- * system ids of the sandbox's root, so that what it makes belongs to that. */
+/* Makes `path` (absolute, resolved inside the new root) exist as a directory or a file to mount on. */
 static int make_target(int root, const char *path, int is_directory) {
     int found = sys_openat2(root, path, O_PATH, INSIDE);
     if (found >= 0) return close(found);
@@ -314,11 +316,9 @@ static int make_target(int root, const char *path, int is_directory) {
     return close(at);
 }
 
-static int make_targets(const struct plan *plan, const struct root_mounts *mounts, uint32_t uid_base, struct failure *failure) {
+static int make_targets(const struct plan *plan, const struct root_mounts *mounts, struct failure *failure) {
     static const char *const fixed[] = {"/proc", "/dev", "/sys"};
     int error = 0;
-    setfsgid(uid_base);
-    setfsuid(uid_base);
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed && error == 0; i++) {
         if (make_target(mounts->root, fixed[i], 1) < 0) error = errno;
     }
@@ -327,8 +327,6 @@ static int make_targets(const struct plan *plan, const struct root_mounts *mount
         if (fstat(mounts->binds[i], &info) < 0 || make_target(mounts->root, plan->binds[i].target, S_ISDIR(info.st_mode)) < 0)
             error = errno;
     }
-    setfsuid(0);
-    setfsgid(0);
     return error == 0 ? 0 : fail(failure, "mount-points", error);
 }
 
@@ -390,6 +388,10 @@ int mounts_build_root(const struct template *template, const struct plan *plan, 
         overlay.layers[overlay.count] = view;
     }
     words_step(words, "layers");
+    /* From here on with the file system ids of the sandbox's root: the overlay keeps the ids of its maker and writes to the
+     * upper layer with them, and only mapped ids can own anything there. Mount points made below belong to root inside. */
+    setfsgid(uid_base);
+    setfsuid(uid_base);
     out->root = build_overlay(template, plan, &overlay, facts, failure);
     if (out->root < 0) goto done;
     words_step(words, "overlay");
@@ -398,10 +400,12 @@ int mounts_build_root(const struct template *template, const struct plan *plan, 
         if (view < 0) goto done;
         out->binds[out->bind_count] = view;
     }
-    if (make_targets(plan, out, uid_base, failure) < 0) goto done;
+    if (make_targets(plan, out, failure) < 0) goto done;
     words_step(words, "binds");
     result = 0;
 done:
+    setfsuid(0);
+    setfsgid(0);
     for (unsigned i = 0; i < overlay.count; i++) close(overlay.layers[i]);
     if (overlay.upper >= 0) close(overlay.upper);
     if (result < 0) mounts_close(out);
@@ -481,7 +485,7 @@ static int attach(int mount, int from_at, const char *from, int root, const char
 static int attach_shm(const struct plan *plan, int root) {
     char size[24];
     snprintf(size, sizeof size, "%llu", (unsigned long long)plan->shm_bytes);
-    const char *const options[] = {"size", size, "mode", "1777", "nr_inodes", "65536", NULL, NULL};
+    const char *const options[] = {"size", size, "mode", "1777", "nr_inodes", "65536", "uid", "0", "gid", "0", NULL, NULL};
     int shm = new_mount("tmpfs", options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
     if (shm < 0) return -1;
     int bad = attach(shm, -1, NULL, root, "dev/shm", RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH);

@@ -27,6 +27,7 @@
 #include "sys.h"
 
 #define RANGES_MAX 16384
+#define FILES_MAX 16384 /* open files of a sandboxed process, whatever the Edge was started with */
 
 struct clone_arguments { /* struct clone_args of <linux/sched.h>, which clashes with <sched.h> in older C libraries */
     uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup;
@@ -135,10 +136,11 @@ static struct plan slot_plan;
 
 /* Everything that needs no plan, done while the slot waits in the pool. */
 static int slot_prepare(const struct template *template, struct slot_reply *reply, struct failure *failure) {
-    const struct rlimit no_core = {0, 0};
+    const struct rlimit no_core = {0, 0}, files = {FILES_MAX, FILES_MAX};
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0) return fail(failure, "death-signal", errno);
     if (prctl(PR_SET_DUMPABLE, 0) < 0) return fail(failure, "dumpable", errno);
     if (setrlimit(RLIMIT_CORE, &no_core) < 0) return fail(failure, "core-limit", errno);
+    if (setrlimit(RLIMIT_NOFILE, &files) < 0) return fail(failure, "files-limit", errno);
     /* Only now, inside its own groups: a cgroup namespace starts where its maker is. */
     if (unshare(CLONE_NEWCGROUP) < 0) return fail(failure, "cgroup-namespace", errno);
     if (mounts_stage(template, failure) < 0) return -1;
@@ -249,11 +251,6 @@ static int find_range(struct stocker *stocker, struct failure *failure) {
     return fail(failure, "id-ranges", EAGAIN);
 }
 
-/* The stocker dies with the launcher. The launcher may be dead already; then the request socket ends. */
-static void tie_to_parent(void) {
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0) _exit(1);
-}
-
 /* Its cgroup directories are made as root (the guest must not own the files that hold its limits). */
 static int make_groups(struct stocker *stocker, const char *name, struct failure *failure) {
     const struct stocker_setup *setup = stocker->setup;
@@ -262,7 +259,6 @@ static int make_groups(struct stocker *stocker, const char *name, struct failure
     int fd = cgroups_make_slot(setup->cgroups, name, setup->config->guest_uid, failure);
     setfsgid(setup->config->guest_uid);
     setfsuid(setup->config->guest_uid);
-    tie_to_parent(); /* any change of ids unties */
     return fd;
 }
 
@@ -280,6 +276,13 @@ static void watch_range(struct stocker *stocker, uint32_t range, int pidfd) {
     if (copy < 0) _exit(1);
     if (epoll_ctl(stocker->deaths, EPOLL_CTL_ADD, copy, &event) < 0) _exit(1);
     stocker->range_pidfd[range] = copy;
+}
+
+static void forget_range(struct stocker *stocker, uint32_t range) {
+    /* Copies of this pidfd live elsewhere, so closing it would not take it out of the epoll. */
+    (void)epoll_ctl(stocker->deaths, EPOLL_CTL_DEL, stocker->range_pidfd[range], NULL);
+    close(stocker->range_pidfd[range]);
+    stocker->range_pidfd[range] = 0;
 }
 
 static int make_slot(struct stocker *stocker, uint32_t network, struct failure *failure) {
@@ -346,6 +349,25 @@ static void serve_request(struct stocker *stocker, const struct slot_request *re
     }
 }
 
+/* The launcher is gone: kill every slot and stay until all are reaped, so that nothing is left to anybody else. */
+static _Noreturn void end_all(struct stocker *stocker) {
+    uint32_t ranges = stocker->setup->config->uid_ranges, alive = 0;
+    alarm(10); /* a slot that the kernel holds dies with this process (its death signal), only later */
+    (void)epoll_ctl(stocker->deaths, EPOLL_CTL_DEL, stocker->setup->request_fd, NULL);
+    for (uint32_t range = 0; range < ranges; range++) {
+        if (stocker->range_pidfd[range] == 0) continue;
+        sys_pidfd_send_signal(stocker->range_pidfd[range], SIGKILL);
+        alive++;
+    }
+    while (alive > 0) {
+        struct epoll_event ready[64];
+        int count = epoll_wait(stocker->deaths, ready, 64, -1);
+        if (count < 0 && errno != EINTR) _exit(1);
+        for (int i = 0; i < count; i++, alive--) forget_range(stocker, ready[i].data.u32);
+    }
+    _exit(0);
+}
+
 /* The guests' uid with every capability kept; file system ids follow. */
 static int take_identity(uint32_t id, struct failure *failure) {
     const unsigned long bits = SECBIT_NO_SETUID_FIXUP | SECBIT_NO_SETUID_FIXUP_LOCKED | SECBIT_NOROOT | SECBIT_NOROOT_LOCKED;
@@ -371,7 +393,6 @@ static _Noreturn void stocker_main(const struct stocker_setup *setup) {
                   : 0;
     if (!bad) bad = mounts_enter_template(setup->template, &failure);
     if (!bad) bad = take_identity(setup->config->guest_uid, &failure);
-    tie_to_parent();
     if (!bad && prctl(PR_SET_DUMPABLE, 0) < 0) bad = fail(&failure, "dumpable", errno);
     struct slot_offer greeting = {.error = bad ? failure.error : 0};
     snprintf(greeting.step, sizeof greeting.step, "%s", failure.step);
@@ -383,16 +404,13 @@ static _Noreturn void stocker_main(const struct stocker_setup *setup) {
         for (int i = 0; i < count; i++) {
             uint32_t range = ready[i].data.u32;
             if (range != UINT32_MAX) {
-                /* Copies of this pidfd live elsewhere, so closing it would not take it out of the epoll. */
-                (void)epoll_ctl(stocker.deaths, EPOLL_CTL_DEL, stocker.range_pidfd[range], NULL);
-                close(stocker.range_pidfd[range]);
-                stocker.range_pidfd[range] = 0;
+                forget_range(&stocker, range);
                 continue;
             }
             struct slot_request request;
             int fds[MESSAGE_FDS_MAX];
             unsigned fd_count;
-            if (packet_receive(setup->request_fd, &request, sizeof request, fds, &fd_count) != sizeof request) _exit(0);
+            if (packet_receive(setup->request_fd, &request, sizeof request, fds, &fd_count) != sizeof request) end_all(&stocker);
             serve_request(&stocker, &request);
         }
     }

@@ -42,6 +42,7 @@ static inline int sys_mount(const char *source, const char *target, const char *
     return (int)syscall(SYS_mount, source, target, type, flags, data);
 }
 static inline int sys_close_range(unsigned first, unsigned last) { return (int)syscall(SYS_close_range, first, last, 0u); }
+static inline int sys_pidfd_open(pid_t pid) { return (int)syscall(SYS_pidfd_open, pid, 0u); }
 static inline int sys_pidfd_send_signal(int pidfd, int signal) {
     return (int)syscall(SYS_pidfd_send_signal, pidfd, signal, NULL, 0u);
 }
