@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from proctor.common import ConfigError
-from proctor.tasks.history import git_directory, read_history, scrub_history
+from proctor.tasks.history import git_directory, graph_commits, read_history, scrub_history
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,6 +164,17 @@ def plant_alternate(repo: Path) -> None:
     (repo / ".git/objects/info/alternates").write_text(f"{other / '.git/objects'}\n")
 
 
+def plant_commit_graph(repo: Path) -> None:
+    git(repo, "branch", "next", future_commit(repo))
+    git(repo, "commit-graph", "write", "--reachable")
+    git(repo, "branch", "-D", "next")
+    shutil.rmtree(repo / ".git/logs", ignore_errors=True)
+    past = ancestry(repo)
+    for loose in (repo / ".git/objects").glob("??/*"):
+        if loose.parent.name + loose.name not in past:
+            loose.unlink()
+
+
 def plant_linked_file(repo: Path) -> None:
     (repo.parent / "elsewhere").write_text(SECRET)
     (repo / ".git/notes.txt").symlink_to(repo.parent / "elsewhere")
@@ -214,6 +225,19 @@ def test_a_clean_repository_is_left_as_it_is(repo: Path) -> None:
     assert not report.rewritten
     assert report.removed_objects == 0
     assert before == {path: path.stat().st_mtime_ns for path in (repo / ".git").rglob("*") if path.is_file()}
+
+
+def test_a_commit_graph_of_the_past_is_left_as_it_is(repo: Path) -> None:
+    git(repo, "commit-graph", "write", "--reachable")
+    assert graph_commits((repo / ".git/objects/info/commit-graph").read_bytes()) == set(
+        git(repo, "rev-list", "--all").split()
+    )
+    assert not scrub_history(repo).rewritten
+
+
+@pytest.mark.parametrize("data", [b"", b"CGPH", b"CGPH\x01\x01\x05\x00", b"CGPH\x01\x01\x00\x00" + b"\0" * 12])
+def test_a_commit_graph_that_cannot_be_read_is_not_trusted(data: bytes) -> None:
+    assert graph_commits(data) == {"?"}
 
 
 def test_tags_and_branch_of_the_past_survive(repo: Path) -> None:

@@ -85,17 +85,18 @@ class Findings:
         self.problems.append(Problem(file, line, None, message, remedy, "warning", rule))
 
     def validation(self, error: ValidationError, model: type[BaseModel]) -> None:
-        """Take over what pydantic found, one problem per key."""
-        seen: set[KeyPath] = set()
-        for detail in error.errors(include_url=False):
+        """Take over what pydantic found, one problem per key. A required key that is misspelt is one problem."""
+        details = error.errors(include_url=False)
+        unknown = [tuple(one["loc"]) for one in details if one["type"] == "extra_forbidden"]
+        closest = {path: _closest(str(path[-1]), model, path[:-1]) for path in unknown}
+        meant = {(*path[:-1], name) for path, name in closest.items() if name is not None}
+        for detail in details:
             path: KeyPath = tuple(detail["loc"])
-            if path in seen:
-                continue
-            seen.add(path)
             kind = detail["type"]
             if kind == "extra_forbidden":
-                self.error(path, "unknown key", _closest(str(path[-1]), model, path[:-1]))
-            else:
+                name = closest[path]
+                self.error(path, "unknown key", f"did you mean `{name}`?" if name else "docs/tasks.md lists the keys")
+            elif kind != "missing" or path not in meant:
                 message = _PLAIN.get(kind) or detail["msg"].removeprefix("Value error, ")
                 self.error(path, message[:1].lower() + message[1:])
 
@@ -154,7 +155,7 @@ def _closest(name: str, model: type[BaseModel], path: KeyPath) -> str | None:
             return None
         table = candidates[0]
     matches = difflib.get_close_matches(name, list(table.model_fields), n=1)
-    return f"did you mean `{matches[0]}`?" if matches else "known keys are listed in docs/tasks.md"
+    return matches[0] if matches else None
 
 
 def _types(annotation: Any) -> list[type]:

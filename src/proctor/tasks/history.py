@@ -326,11 +326,30 @@ def _strays(gitdir: Path, allowed: set[str]) -> Iterator[str]:
                     named = {word for line in _text(Path(path)).splitlines() for word in line.split()[:2]}
                     if {one for one in named if one.strip("0")} - allowed:
                         yield relative
+                elif relative == "objects/info/commit-graph":
+                    if not graph_commits(Path(path).read_bytes()) <= allowed:
+                        yield relative
                 elif not _LOOSE.fullmatch(relative) and not _PLAIN_FILES.fullmatch(relative):
                     yield relative
     for name, suffixes in packs.items():
         if not {"pack", "idx"} <= suffixes:
             yield f"objects/pack/{name}.pack"
+
+
+def graph_commits(data: bytes) -> set[str]:
+    """Commits that a commit-graph file names (gitformat-commit-graph(5)); `{"?"}` when it cannot be read."""
+    unknown = {"?"}
+    if len(data) < 8 or data[:4] != b"CGPH" or data[4] != 1 or data[5] not in (1, 2) or data[7] != 0:
+        return unknown
+    size = 20 if data[5] == 1 else 32
+    table = [data[8 + 12 * row : 20 + 12 * row] for row in range(data[6] + 1)]
+    if any(len(row) < 12 for row in table):
+        return unknown
+    offsets = [int.from_bytes(row[4:], "big") for row in table]
+    for row, start, end in zip(table, offsets, offsets[1:], strict=False):
+        if row[:4] == b"OIDL" and start <= end <= len(data):
+            return {data[at : at + size].hex() for at in range(start, end, size)}
+    return unknown
 
 
 def _text(path: Path) -> str:

@@ -178,12 +178,15 @@ def parse_toml(data: bytes) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     text = text.replace("\r\n", "\n")
     try:
         value = tomllib.loads(text)
+        lines = key_lines(text)
     except tomllib.TOMLDecodeError as error:
         message = str(error)
         found = _POSITION.search(message)
         line = int(found.group(1)) if found and found.group(1) else text.count("\n") + 1
         raise TomlSyntaxError(_POSITION.sub("", message).strip(), line) from error
-    return value, key_lines(text)
+    except RecursionError as error:
+        raise TomlSyntaxError("nested too deeply", 1) from error
+    return value, lines
 
 
 class TomlSyntaxError(ValueError):
