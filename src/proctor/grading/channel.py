@@ -84,6 +84,7 @@ def prepare(
         "module": module if spec.runner == "unittest" else None,
         "path0": path0,
         "python_env": late,
+        "hidden_env": sorted(name for name, value in early.items() if not value),
         "cwd": directory,
         "expected": expected,
         "cut": [test_id for test_id in expected if spec.truncated_ids and is_cut(test_id)],

@@ -95,5 +95,7 @@ def split_env(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     Variables that make a shell, the loader or pytest run something are left out of both.
     """
     early = {k: v for k, v in env.items() if k not in _START_UP and k not in REFUSED_ENV and "()" not in k}
+    # An empty value counts as unset and also hides what the image itself sets.
+    early |= dict.fromkeys((*_START_UP, *REFUSED_ENV), "")
     late = {k: env[k] for k in _START_UP if k in env and k != "PYTHONHOME"}
     return early, late
