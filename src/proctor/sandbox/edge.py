@@ -152,15 +152,22 @@ class Edge:
 
     # --- what callers use -------------------------------------------------------------------------------------------
 
-    async def create(self, spec: SandboxSpec | None = None, *, deadline_s: float | None = None) -> Box:
+    async def create(
+        self,
+        spec: SandboxSpec | None = None,
+        *,
+        deadline_s: float | None = None,
+        on_admitted: Callable[[], None] | None = None,
+    ) -> Box:
         """Make a sandbox; it waits for room up to `deadline_s` (default: the Edge's). Close it, or use `async with`.
 
+        `on_admitted` is called between the wait for room and the launch.
         Raises RefusedError when the machine cannot honour the spec or had no room in time, ImageError, LaunchError.
         """
         spec = spec or SandboxSpec()
         _check(spec)
         image = await self._images.resolve(spec.image)
-        return await self._open(spec, image, (*image.layers, *spec.layers), deadline_s)
+        return await self._open(spec, image, (*image.layers, *spec.layers), deadline_s, on_admitted)
 
     @property
     def boxes(self) -> tuple[Box, ...]:
@@ -172,12 +179,19 @@ class Edge:
         self._discard(self._frozen.drop(layer))
 
     async def _open(
-        self, spec: SandboxSpec, image: Image, stack: tuple[Layer, ...], deadline_s: float | None = None
+        self,
+        spec: SandboxSpec,
+        image: Image,
+        stack: tuple[Layer, ...],
+        deadline_s: float | None = None,
+        on_admitted: Callable[[], None] | None = None,
     ) -> Box:
         self._count += 1
         box_id = f"{self.id}-{self._count}"
         driver = disk.choose(spec.resources)
         await self._admit(box_id, Demand.of(spec.resources, on_disk=driver == "loop"), deadline_s)
+        if on_admitted is not None:
+            on_admitted()
         try:
             self._frozen.use(stack)
         except BaseException:
