@@ -183,7 +183,7 @@ def exec_(
 def shell(user: str | None, sandbox: str) -> None:
     """An interactive shell in a sandbox that --detach has left.
 
-    With a real terminal inside when the image has `script` (util-linux); else a plain `sh -i`, edited line by line here.
+    With a real terminal inside when the image has `script` (util-linux); else a plain `sh -i`, edited by line here.
     """
     from proctor.cli._boxd import Client
 
@@ -264,7 +264,7 @@ def _mount(text: str) -> Any:
         raise ConfigError(f"{text!r}: mounts are read-only", field="volume", remedy="write HOST:TARGET:ro")
     if len(parts) not in (2, 3) or not parts[0] or not parts[1].startswith("/"):
         raise ConfigError(f"{text!r} is not HOST:TARGET:ro", field="volume")
-    source = Path(os.path.abspath(parts[0]))  # noqa: PTH100 - links are kept as the user wrote them
+    source = Path(os.path.abspath(parts[0]))
     if not source.exists():
         raise ConfigError(f"{source} does not exist", field="volume")
     return Mount(source, parts[1])
