@@ -233,6 +233,26 @@ async def test_a_crash_of_the_harness_is_its_own_error(box: Any, task: Any, reco
     assert "Traceback" in recorder.lines[0]
 
 
+async def test_a_harness_that_returns_something_else(box: Any, task: Any, recorder: Any, limits: Any) -> None:
+    async def nothing(_: Any) -> Any:
+        return None
+
+    result = await examine(nothing, box, task, recorder, limits)
+    assert result == AgentResult(StopReason.ERROR, "custom returned NoneType, not AgentResult")
+
+
+async def test_the_cause_of_a_lost_sandbox_is_kept(box: Any, task: Any, recorder: Any, limits: Any) -> None:
+    async def lose(_: Any) -> AgentResult:
+        try:
+            raise OSError("the pipe broke")
+        except OSError as error:
+            raise SandboxLost("gone", reason=EndReason.GUEST_LOST) from error
+
+    with pytest.raises(SandboxLost) as caught:
+        await examine(lose, box, task, recorder, limits)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
 async def test_cancellation_passes(box: Any, task: Any, recorder: Any, limits: Any) -> None:
     async def wait(context: Any) -> AgentResult:
         await context.room.bash("sleep 30")

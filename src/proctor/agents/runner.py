@@ -86,7 +86,10 @@ async def _bounded(harness: Harness, context: HarnessContext, guard: LimitGuard)
     grace_s = min(5.0, max(0.25, 0.05 * guard.limits.total_s))
     try:
         with anyio.move_on_after(guard.remaining_s() + grace_s):
-            return await harness.run(context)
+            result: Any = await harness.run(context)
+            if isinstance(result, AgentResult):
+                return result
+            return AgentResult(StopReason.ERROR, f"{harness.name} returned {type(result).__name__}, not AgentResult")
     except Exception as failure:  # a harness is foreign code: whatever it raises has to become a result
         return _meaning(failure, context)
     guard.fire(StopReason.LIMIT_TIME, f"the total time of {guard.limits.total_s:g} s is used up")
@@ -97,7 +100,7 @@ def _meaning(failure: Exception, context: HarnessContext) -> AgentResult:
     for kind in (InfraError, RefusedError, ConfigError, LimitReached):
         for leaf in leaves:
             if isinstance(leaf, kind):
-                raise leaf from (None if leaf is failure else failure)
+                raise leaf
     for leaf in leaves:
         if isinstance(leaf, ModelError):
             return model_failure(leaf)
