@@ -1,0 +1,429 @@
+"""What root inside a sandbox can see, touch and break: each hardening step, tested from inside.
+
+The list follows the identity, namespace and mount items of the isolation checklist; each test fails without its step.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from proctor.sandbox.native.plan import DEFAULT_CAPABILITIES, Bind
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from proctor.sandbox.native.launcher import Launcher
+
+    from .conftest import MakeRoom, Room
+
+pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
+
+
+@pytest.fixture
+async def room(make_room: MakeRoom) -> AsyncIterator[Room]:
+    async with make_room() as room:
+        yield room
+
+
+# --- identity and privilege --------------------------------------------------------------------------------------------
+
+
+async def test_root_is_an_unprivileged_id_outside(room: Room) -> None:
+    result = await room.sh("id -u; cat /proc/self/uid_map /proc/self/gid_map")
+    words = result.text.split()
+    base = str(room.launched.uid_base)
+    assert words == ["0", "0", base, "65536", "0", base, "65536"]
+    assert room.launched.uid_base >= 65536
+
+
+async def test_every_sandbox_has_its_own_ids(make_room: MakeRoom) -> None:
+    async with make_room() as one, make_room() as two:
+        assert abs(one.launched.uid_base - two.launched.uid_base) >= 65536
+
+
+async def test_files_made_by_root_inside_are_stored_as_root_and_owned_outside_the_mount(room: Room) -> None:
+    await room.sh("echo x > /tmp/file; chown 1000:1000 /tmp/file; echo y > /tmp/second")
+    upper = Path(f"/proc/self/fd/{room.launched.upper_fd}/upper/tmp")
+    assert (upper / "file").stat().st_uid == 1000
+    assert (upper / "second").stat().st_uid == 0
+
+
+async def test_capabilities_are_exactly_the_declared_ones(room: Room) -> None:
+    result = await room.sh("grep ^Cap /proc/self/status")
+    found = dict(line.split(":\t") for line in result.text.splitlines())
+    declared = f"{DEFAULT_CAPABILITIES:016x}"
+    nothing = f"{0:016x}"
+    assert found == {
+        "CapInh": nothing,
+        "CapPrm": declared,
+        "CapEff": declared,
+        "CapBnd": declared,
+        "CapAmb": nothing,
+    }
+
+
+async def test_no_new_privileges_and_seccomp_are_on(room: Room) -> None:
+    result = await room.sh("grep -E '^(NoNewPrivs|Seccomp):' /proc/self/status")
+    assert result.text.split() == ["NoNewPrivs:", "1", "Seccomp:", "2"]
+
+
+async def test_a_setuid_program_gains_nothing(room: Room) -> None:
+    result = await room.sh(
+        "cp /usr/bin/id /tmp/id && chmod 4755 /tmp/id && setpriv --reuid 1000 --regid 1000 --clear-groups /tmp/id -u"
+    )
+    assert result.text.strip() == "1000"
+
+
+async def test_a_chosen_capability_mask_is_honoured(make_room: MakeRoom) -> None:
+    async with make_room(capabilities=1 << 0 | 1 << 6 | 1 << 7) as room:
+        result = await room.sh("grep ^CapBnd /proc/self/status")
+        assert result.text.split()[1] == f"{1 << 0 | 1 << 6 | 1 << 7:016x}"
+
+
+# --- process 1 ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["mem", "environ", "maps", "cwd", "root", "exe", "fd", "auxv", "syscall", "stack", "ns/mnt"]
+)
+async def test_process_1_cannot_be_looked_into(room: Room, name: str) -> None:
+    result = await room.python(
+        f"""
+import os
+path = "/proc/1/{name}"
+try:
+    os.readlink(path) if path.endswith(("cwd", "root", "exe", "mnt")) else (
+        os.listdir(path) if path.endswith("fd") else open(path, "rb").read(1))
+    print("read")
+except PermissionError:
+    print("denied")
+"""
+    )
+    assert result.text.strip() == "denied"
+
+
+async def test_process_1_cannot_be_signalled_traced_or_limited(room: Room) -> None:
+    result = await room.python(
+        """
+import ctypes, os, resource, signal
+libc = ctypes.CDLL(None, use_errno=True)
+for number in range(1, 65):
+    try: os.kill(1, number)
+    except OSError: pass
+print("ptrace", libc.ptrace(16, 1, 0, 0))
+try: resource.prlimit(1, resource.RLIMIT_NOFILE, (1, 1)); print("prlimit")
+except PermissionError: pass
+try: os.sched_setaffinity(1, {0}); print("affinity")
+except PermissionError: pass
+try: os.setpriority(os.PRIO_PROCESS, 1, 10); print("priority")
+except PermissionError: pass
+try: os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0)); print("scheduler")
+except PermissionError: pass
+print("oom", end=" ")
+try: open("/proc/1/oom_score_adj", "w").write("1000"); print("written")
+except OSError: print("denied")
+"""
+    )
+    assert result.text.split() == ["ptrace", "-1", "oom", "denied"]
+    assert (await room.sh("echo alive")).text == "alive\n"
+
+
+async def test_process_1_tells_nothing_of_the_host(room: Room) -> None:
+    result = await room.sh("tr '\\0' ' ' < /proc/1/cmdline; cat /proc/1/comm")
+    assert result.text.split() == ["proctor-init", "proctor-guest"]
+
+
+async def test_the_guest_has_no_core_limit_and_commands_inherit_it(room: Room) -> None:
+    assert (await room.sh("ulimit -c; ulimit -Hc")).text.split() == ["0", "0"]
+
+
+# --- namespaces ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["user", "pid", "mnt", "net", "ipc", "uts", "cgroup"])
+async def test_each_namespace_is_its_own(room: Room, kind: str) -> None:
+    inside = (await room.sh(f"readlink /proc/self/ns/{kind}")).text.strip()
+    assert re.fullmatch(rf"{kind}:\[\d+\]", inside)
+    assert inside != os.readlink(f"/proc/self/ns/{kind}")
+
+
+async def test_the_hostname_is_the_plans(make_room: MakeRoom) -> None:
+    async with make_room(hostname="exam-room") as room:
+        assert (await room.sh("uname -n")).text == "exam-room\n"
+
+
+async def test_cgroup_paths_are_those_of_the_sandbox(room: Room) -> None:
+    lines = (await room.sh("cat /proc/1/cgroup")).text.splitlines()
+    assert lines
+    assert {line.split(":")[2] for line in lines} <= {"/"}
+
+
+async def test_loopback_is_the_only_device_and_it_works(room: Room) -> None:
+    result = await room.python(
+        """
+import os, socket
+print(*[name for _, name in socket.if_nameindex()])
+server = socket.create_server(("127.0.0.1", 80))
+client = socket.create_connection(("127.0.0.1", 80))
+print("connected")
+try: socket.create_connection(("192.0.2.1", 80), 1); print("routed")
+except OSError as error: print(error.errno)
+"""
+    )
+    assert result.text.split() == ["lo", "connected", "101"]
+
+
+async def test_the_network_cannot_be_changed(room: Room) -> None:
+    result = await room.sh("ip link set lo down || echo refused; ip addr add 10.0.0.1/8 dev lo || echo refused")
+    assert result.text.split() == ["refused", "refused"]
+
+
+async def test_an_open_network_is_the_machines(make_room: MakeRoom) -> None:
+    async with make_room(network="open") as room:
+        assert (await room.sh("readlink /proc/self/ns/net")).text.strip() == os.readlink("/proc/self/ns/net")
+
+
+# --- mounts and devices ----------------------------------------------------------------------------------------------------
+
+
+async def test_mountinfo_tells_nothing_of_the_host(room: Room, base_layer: Path) -> None:
+    text = (await room.sh("cat /proc/self/mountinfo")).text
+    roots = {fields[4]: fields[3] for fields in (line.split() for line in text.splitlines())}
+    assert str(base_layer) not in text
+    assert "lowerdir=/" not in text
+    assert roots.pop("/usr") == "/usr"
+    ours = {"/", "/empty", "/null", "/sys", "/bus", "/fs", "/irq"}
+    assert set(roots.values()) <= ours
+
+
+async def test_every_mount_is_nosuid_and_nodev_where_it_can_be(room: Room) -> None:
+    lines = [line.split() for line in (await room.sh("cat /proc/self/mounts")).text.splitlines()]
+    assert all("nosuid" in fields[3].split(",") for fields in lines)
+    with_devices = {fields[1] for fields in lines if "nodev" not in fields[3].split(",")}
+    # /dev itself, its terminals, and the /dev/null that masks files of /proc.
+    assert {path for path in with_devices if not path.startswith("/proc/")} == {"/dev", "/dev/pts"}
+
+
+async def test_propagation_is_private(room: Room) -> None:
+    assert "shared:" not in (await room.sh("cat /proc/self/mountinfo")).text
+    assert "master:" not in (await room.sh("cat /proc/self/mountinfo")).text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kcore",
+        "kallsyms",
+        "keys",
+        "key-users",
+        "timer_list",
+        "kpagecgroup",
+        "kpagecount",
+        "kpageflags",
+        "kmsg",
+        "iomem",
+    ],
+)
+async def test_masked_files_of_proc_are_empty(room: Room, name: str) -> None:
+    if not Path("/proc", name).exists():
+        pytest.skip(f"this kernel has no /proc/{name}")
+    result = await room.sh(f"cat /proc/{name} | wc -c")
+    assert result.text.strip() == "0"
+
+
+async def test_masked_directories_of_proc_are_empty(room: Room) -> None:
+    result = await room.sh("for d in acpi asound scsi; do [ ! -e /proc/$d ] || ls -A /proc/$d; done")
+    assert result.text == ""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/proc/sys/kernel/core_pattern",
+        "/proc/sys/kernel/hostname",
+        "/proc/sys/kernel/shmmax",
+        "/proc/sys/user/max_user_namespaces",
+        "/proc/sys/net/ipv4/ip_unprivileged_port_start",
+        "/proc/sysrq-trigger",
+        "/proc/irq/default_smp_affinity",
+    ],
+)
+async def test_kernel_settings_cannot_be_written(room: Room, path: str) -> None:
+    result = await room.sh(f"[ ! -e {path} ] || {{ echo 1 > {path}; }} 2>/dev/null && [ -e {path} ] && echo written")
+    assert "written" not in result.text or path == "/proc/sysrq-trigger"  # masked by /dev/null, which takes anything
+
+
+async def test_sys_is_an_empty_read_only_directory(room: Room) -> None:
+    result = await room.sh("ls -A /sys; mkdir /sys/x 2>/dev/null || echo refused; rmdir /sys/x 2>/dev/null")
+    assert result.text == "refused\n"
+
+
+async def test_dev_holds_exactly_the_harmless_devices(room: Room) -> None:
+    names = (await room.sh("ls -A /dev")).text.split()
+    assert names == sorted(
+        [
+            "fd",
+            "full",
+            "mqueue",
+            "null",
+            "ptmx",
+            "pts",
+            "random",
+            "shm",
+            "stderr",
+            "stdin",
+            "stdout",
+            "tty",
+            "urandom",
+            "zero",
+        ]
+    )
+    result = await room.sh("head -c 3 /dev/urandom | wc -c; echo x > /dev/null && head -c 2 /dev/zero | od -An -tx1")
+    assert result.text.split() == ["3", "00", "00"]
+
+
+async def test_pseudo_terminals_work(room: Room) -> None:
+    result = await room.python("import os; m, s = os.openpty(); print(os.ttyname(s), os.stat(os.ttyname(s)).st_gid)")
+    assert result.text.split() == ["/dev/pts/0", "5"]
+
+
+@pytest.mark.parametrize("node", ["b 8 0", "c 1 1", "c 10 229", "c 1 3", "c 0 0"])
+async def test_device_nodes_cannot_be_made(room: Room, node: str) -> None:
+    result = await room.sh(f"mknod /tmp/node {node}")
+    assert result.exit_code != 0
+    assert (await room.sh("mkfifo /tmp/fifo && echo made")).text == "made\n"
+
+
+async def test_nothing_can_be_mounted_or_unmounted(room: Room) -> None:
+    result = await room.sh(
+        "for c in 'mount -t tmpfs x /tmp' 'mount --bind /etc /tmp' 'umount /proc/keys' 'umount /dev' "
+        "'mount -o remount,rw /proc/sys' 'pivot_root / /tmp'; do $c 2>/dev/null && echo \"$c\"; done; true"
+    )
+    assert result.text == ""
+
+
+async def test_read_only_binds_cannot_be_written(room: Room) -> None:
+    result = await room.sh("touch /usr/x; echo x >> /usr/bin/env; rm /usr/bin/env; mv /usr/bin/env /usr/x; echo done")
+    assert result.text == "done\n"
+    assert result.error_text.count("Read-only file system") == 4
+
+
+async def test_overlay_attributes_cannot_be_forged(room: Room) -> None:
+    result = await room.python(
+        """
+import os
+for name in ("trusted.overlay.opaque", "trusted.overlay.redirect", "trusted.x"):
+    try: os.setxattr("/tmp", name, b"y"); print(name)
+    except OSError: pass
+"""
+    )
+    assert result.text == ""
+
+
+async def test_no_descriptor_but_the_commands_own_is_inherited(room: Room) -> None:
+    result = await room.python(
+        "import os; print(*[(f, os.readlink(f'/proc/self/fd/{f}')) for f in sorted(os.listdir('/proc/self/fd'), key=int) if int(f) > 2])"
+    )
+    # The one that lists the directory itself is closed before its link is read, or names /proc.
+    assert "/proc/" in result.text or result.text.strip() == ""
+    assert result.text.count("(") <= 1
+
+
+async def test_the_environment_holds_nothing_of_the_host(room: Room) -> None:
+    names = {line.split("=")[0] for line in (await room.sh("env")).text.splitlines()}
+    assert names <= {"PATH", "HOME", "LC_ALL", "USER", "LOGNAME", "PWD", "SHLVL", "_", "OLDPWD"}
+
+
+async def test_chroot_does_not_lead_out(room: Room) -> None:
+    result = await room.python(
+        """
+import os
+os.mkdir("/tmp/jail"); outside = os.open("/", os.O_RDONLY)
+os.chroot("/tmp/jail"); os.fchdir(outside)
+for _ in range(64): os.chdir("..")
+os.chroot(".")
+print(*sorted(os.listdir("/")))
+"""
+    )
+    assert result.text.split() == sorted(
+        ["bin", "dev", "etc", "lib", "lib64", "proc", "root", "sbin", "sys", "tmp", "usr"]
+    )
+
+
+async def test_new_namespaces_are_refused(room: Room) -> None:
+    result = await room.sh("for f in -U -m -n -p -i -u -C; do unshare $f true 2>/dev/null && echo $f; done; true")
+    assert result.text == ""
+
+
+# --- binds and layers --------------------------------------------------------------------------------------------------------
+
+
+async def test_missing_mount_points_are_made_and_belong_to_root(make_room: MakeRoom, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("shown\n")
+    binds = (Bind(Path("/usr"), "/usr"), Bind(tmp_path / "file", "/deep/er/file"), Bind(tmp_path, "/deep/dir"))
+    async with make_room(binds=binds) as room:
+        result = await room.sh("cat /deep/er/file /deep/dir/file; stat -c %u:%g /deep /deep/er")
+        assert result.text.split() == ["shown", "shown", "0:0", "0:0"]
+
+
+async def test_a_bind_cannot_be_led_out_by_a_link_of_the_image(
+    make_room: MakeRoom, base_layer: Path, tmp_path: Path
+) -> None:
+    layer = tmp_path / "hostile"
+    layer.mkdir()
+    (layer / "data").symlink_to("/../../../../root")
+    (tmp_path / "shown").mkdir()
+    (tmp_path / "shown/x").write_text("x")
+    binds = (Bind(Path("/usr"), "/usr"), Bind(tmp_path / "shown", "/data"))
+    async with make_room(layers=(base_layer, layer), binds=binds) as room:
+        # The link was followed inside the sandbox's own root.
+        assert (await room.sh("ls /root")).text.split() == ["x"]
+
+
+async def test_a_link_in_place_of_proc_is_refused(
+    launcher: Launcher, make_room: MakeRoom, base_layer: Path, tmp_path: Path
+) -> None:
+    from proctor.sandbox.contract import LaunchError
+
+    layer = tmp_path / "hostile"
+    layer.mkdir()
+    (layer / "proc").symlink_to("tmp")
+    with pytest.raises(LaunchError, match="attach-proc"):
+        async with make_room(layers=(base_layer, layer)):
+            pass
+
+
+async def test_layers_stack_in_order(make_room: MakeRoom, base_layer: Path, tmp_path: Path) -> None:
+    for name in ("low", "high"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "who").write_text(name)
+        (tmp_path / name / name).write_text(name)
+    async with make_room(layers=(base_layer, tmp_path / "low", tmp_path / "high")) as room:
+        assert (await room.sh("cat /who /low /high")).text == "highlowhigh"
+
+
+async def test_a_layer_given_as_descriptor_of_another_sandboxes_upper(make_room: MakeRoom, base_layer: Path) -> None:
+    async with make_room() as first:
+        await first.sh("echo frozen > /tmp/file; rm /etc/group; chown 7:8 /tmp/file")
+        upper = os.open(f"/proc/self/fd/{first.launched.upper_fd}/upper", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            async with make_room(layers=(base_layer, upper)) as second:
+                result = await second.sh("cat /tmp/file; stat -c %u:%g /tmp/file; ls /etc; echo changed > /tmp/file")
+                assert result.text.split() == ["frozen", "7:8", "passwd"]
+        finally:
+            os.close(upper)
+        assert (await first.sh("cat /tmp/file")).text == "frozen\n"
+
+
+async def test_layers_by_path_where_the_kernel_takes_no_descriptors(make_room: MakeRoom, base_layer: Path) -> None:
+    async with make_room(force_paths=True) as room:
+        assert room.launched.facts["overlay"] == "paths"
+        result = await room.sh("echo x > /tmp/x && cat /tmp/x && cat /proc/self/mountinfo")
+        assert result.text.startswith("x\n")
+        assert str(base_layer) not in result.text
+        assert "lowerdir=0," in result.text
