@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from proctor.grading.contract import GradeFinding
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from proctor.grading.contract import GradeFinding
     from proctor.sandbox.contract import Layer, Sandbox
     from proctor.tasks.model import CarryKind
 
@@ -36,7 +35,8 @@ class Collected:
     """What was taken from a candidate, with everything that was left behind and why.
 
     `patch` is the text of a diff; `changes` are the same as exact states when they were collected from a sandbox
-    (a prediction has none). `layer` is the frozen upper for `filesystem`. `box` is the candidate's own sandbox for `live`.
+    (a prediction has none). `layer` is the frozen upper for `filesystem`, `box` the candidate's own sandbox for
+    `live`.
     """
 
     kind: CarryKind

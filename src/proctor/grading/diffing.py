@@ -1,4 +1,4 @@
-"""A git patch from two states of files, made without git: nothing of the candidate's configuration can take part. Pure."""
+"""A git patch from two states of files, made without git, so that no setting the candidate left takes part. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Reading what the test process reported: bytes from the channel become facts about tests. Pure.
 
-Frames are lines `<mac> <json>`. A mac covers the mac before it and the frame, keyed by the run's nonce, so frames cannot
-be added, dropped, changed or reordered by anybody who does not hold the nonce.
+Frames are lines `<mac> <json>`. A mac covers the mac before it and the frame, keyed by the run's nonce, so frames
+cannot be added, dropped, changed or reordered by anybody who does not hold the nonce.
 """
 
 from __future__ import annotations

@@ -1,0 +1,142 @@
+"""The clean room: a new sandbox on the clean image, with no network, that no candidate ever acted in."""
+
+from __future__ import annotations
+
+import tarfile
+import tempfile
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio.to_thread
+
+from proctor.grading.channel import TOOLKIT, toolkit_files
+from proctor.grading.collect import environment_files
+from proctor.grading.diffing import LINK
+from proctor.sandbox.contract import FileError, Lifecycle, Resources, SandboxSpec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from proctor.grading.deliverable import Change, FileState
+    from proctor.sandbox.contract import Image, Layer, Sandbox
+    from proctor.sandbox.edge import Edge
+    from proctor.tasks.model import Task
+
+TESTER = "tester"
+_TESTER_ID = 60_123
+_GRACE_S = 300.0
+
+
+@dataclass(slots=True)
+class Rooms:
+    """Opens the rooms of one grade and keeps count and receipts of them."""
+
+    task: Task
+    image: Image
+    edge: Edge
+    opened: int = 0
+    receipts: list[Mapping[str, Any]] = field(default_factory=list)
+
+    @property
+    def workdir(self) -> str:
+        """Where the task works, as an absolute path."""
+        return self.task.environment.workdir or self.image.workdir or "/"
+
+    @asynccontextmanager
+    async def open(
+        self, *, layers: Sequence[Layer] = (), env: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Sandbox]:
+        """A fresh room: image, `layers` above it, and the task's own environment files in the workdir."""
+        environment = self.task.environment
+        spec = SandboxSpec(
+            image=self.image,
+            layers=tuple(layers),
+            resources=Resources(
+                cpus=environment.cpus, memory_mb=environment.memory_mb, disk_mb=environment.storage_mb, pids=1024
+            ),
+            lifecycle=Lifecycle(ttl_s=self._ttl_s()),
+            network="none",
+            user="root",
+            workdir=self.workdir,
+            env={**environment.env, **(env or {})},
+            hostname="room",
+            labels={"proctor.purpose": "grading", "proctor.task": self.task.name},
+        )
+        box = await self.edge.create(spec)
+        self.opened += 1
+        try:
+            if not layers and environment_files(self.task, self.image.workdir) and environment.files is not None:
+                await box.upload(environment.files, self.workdir)
+            yield box
+        finally:
+            receipt = await box.close()
+            self.receipts.append(_plain(receipt))
+
+    def _ttl_s(self) -> float:
+        verifier = self.task.verifier
+        tests = verifier.tests.timeout_s if verifier.tests is not None else 0.0
+        return max(verifier.timeout_s, tests) * 2 + _GRACE_S
+
+
+def _plain(receipt: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {key: value for key, value in asdict(receipt).items() if value is not None}
+
+
+async def place_toolkit(box: Sandbox) -> None:
+    """Write the runners into a directory of root's; nothing carried can have been there (it is written last)."""
+    await discard(box, TOOLKIT)
+    for name, data in toolkit_files().items():
+        await box.write(f"{TOOLKIT}/{name}", data, mode=0o444)
+
+
+async def make_tester(box: Sandbox) -> str:
+    """The unprivileged account that test processes run as; returns its name."""
+    passwd = (await box.read("/etc/passwd")).decode("utf-8", "surrogateescape")
+    if f"\n{TESTER}:" not in "\n" + passwd:
+        line = f"{TESTER}:x:{_TESTER_ID}:{_TESTER_ID}:tests:/home/{TESTER}:/bin/sh\n"
+        joint = "" if passwd.endswith("\n") or not passwd else "\n"
+        await box.write("/etc/passwd", (passwd + joint + line).encode("utf-8", "surrogateescape"))
+    await box.mkdir(f"/home/{TESTER}", mode=0o700, user=f"{_TESTER_ID}:{_TESTER_ID}")
+    return TESTER
+
+
+async def discard(box: Sandbox, path: str) -> None:
+    """Remove a path and everything below it, if it is there."""
+    try:
+        await box.remove(path, recursive=True)
+    except FileError as error:
+        if error.errno != 2:
+            raise
+
+
+async def place_states(box: Sandbox, root: str, states: Mapping[str, FileState | None]) -> None:
+    """Bring paths (relative to `root`) to exact states: first what has to go, then one upload of what comes."""
+    archive = BytesIO()
+    with tarfile.open(fileobj=archive, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for path, state in states.items():
+            await discard(box, f"{root}/{path}")
+            if state is None:
+                continue
+            member = tarfile.TarInfo(path)
+            if state.mode == LINK:
+                member.type, member.linkname = tarfile.SYMTYPE, state.data.decode("utf-8", "surrogateescape")
+                tar.addfile(member)
+            else:
+                member.mode, member.size = state.mode, len(state.data)
+                tar.addfile(member, BytesIO(state.data))
+    if all(state is None for state in states.values()):
+        return
+    with tempfile.TemporaryDirectory(prefix="proctor-place-") as folder:
+        source = Path(folder, "states.tar")
+        await anyio.to_thread.run_sync(source.write_bytes, archive.getvalue())
+        await box.upload(source, root or "/")
+
+
+async def place_changes(box: Sandbox, root: str, changes: Sequence[Change]) -> None:
+    """Bring collected changes into the room exactly as they were."""
+    await place_states(box, root, {change.path: change.after for change in changes})
