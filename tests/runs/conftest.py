@@ -63,7 +63,8 @@ Act = Callable[[TrialPlan, int], Awaitable[AgentResult | None]]
 class DeskExaminer:
     """Really does and grades a small piece of work: the agent writes a file below `desk`, the grader reads it.
 
-    `act` is called before the work, with the number of the try; it may raise, wait, or return how the harness stopped.
+    `act` is called before the work, with the number of the try; it may raise, wait, or return how the harness
+    stopped.
     """
 
     desk: Path

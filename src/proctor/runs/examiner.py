@@ -110,9 +110,9 @@ class TrialExaminer:
             return Verdict(Outcome.INFRA_ERROR, "image", self._preparation.missing[trial.task.name])
         limits = effective_limits(trial.task, self._plan.limits)
         record.stages.enter(Stage.ADMISSION)
-        box = await self._edge.create(room_spec(self._plan.run_id, trial, image, limits))
+        spec = room_spec(self._plan.run_id, trial, image, limits)
+        box = await self._edge.create(spec, on_admitted=lambda: record.stages.enter(Stage.START))
         try:
-            record.stages.enter(Stage.START)
             await wait_until_healthy(box, trial.task)
             result = await self._execute(trial, box, limits, record)
             if result.stop is StopReason.MODEL_ERROR and record.model_errors:
@@ -213,16 +213,16 @@ async def wait_until_healthy(box: Sandbox, task: Task) -> None:
     check = task.environment.healthcheck
     if check is None:
         return
-    with anyio.move_on_after(float(check.get("start_period_sec", 0.0))):
-        while not (await box.exec(check["command"], timeout_s=float(check.get("timeout_sec", 30.0)))).ok:
-            await anyio.sleep(float(check.get("start_interval_sec", 5.0)))
-        return
-    for left in reversed(range(int(check.get("retries", 3)))):
-        result = await box.exec(check["command"], timeout_s=float(check.get("timeout_sec", 30.0)))
+    timeout_s = float(check.get("timeout_sec", 30.0))
+    grace_ends = anyio.current_time() + float(check.get("start_period_sec", 0.0))
+    failures = 0
+    while failures < int(check.get("retries", 3)):
+        starting = anyio.current_time() < grace_ends
+        result = await box.exec(check["command"], timeout_s=timeout_s)
         if result.ok:
             return
-        if left:
-            await anyio.sleep(float(check.get("interval_sec", 5.0)))
+        failures += not starting
+        await anyio.sleep(float(check.get("start_interval_sec" if starting else "interval_sec", 5.0)))
     raise InfraError(f"the environment of {task.name} never became healthy: exit code {result.exit_code}",
                      field="environment.healthcheck")  # fmt: skip
 

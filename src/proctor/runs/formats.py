@@ -39,7 +39,7 @@ class Stage(StrEnum):
 
 
 class StageTime(_Record):
-    """When a stage began and ended; `ended_at` is absent for the stage that an error cut short."""
+    """When a stage began and ended. An error or a cut ends the stage that it meets, and no later one begins."""
 
     stage: Stage
     started_at: str

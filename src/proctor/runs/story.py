@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from proctor.common import ConfigError, digest_tree
 from proctor.runs.atif import ContentPart, Step, Trajectory, read_trajectory
 from proctor.runs.formats import DiffFile, FindingsFile, GradeFile, ReceiptFile, TrialResult, load
-from proctor.runs.text import brief, duration, safe, shorten
+from proctor.runs.text import brief, duration, quantity, safe, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -205,7 +205,7 @@ def _receipts(trial: TrialView) -> Iterator[tuple[str, str]]:
     rooms = [("agent's room", trial.receipts.agent)] if trial.receipts.agent else []
     rooms += [("grading room", room) for room in trial.receipts.grading]
     for name, room in rooms:
-        peaks = ", ".join(f"{key} {value}" for key, value in (room.get("peaks") or {}).items() if value is not None)
+        peaks = ", ".join(quantity(key, value) for key, value in (room.get("peaks") or {}).items() if value)
         yield (
             "dim",
             (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from proctor.runs.outcome import Outcome
 from proctor.runs.summary import NOT_RUN, summarise
-from proctor.runs.text import percent
+from proctor.runs.text import percent, safe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,6 +96,13 @@ def matrix(trials: Sequence[PlannedTrial], agents: Sequence[str]) -> RenderableT
     return table
 
 
+def troubles(trials: Sequence[PlannedTrial], most: int = 10) -> list[str]:
+    """Why trials ended outside the denominator: one line for each, the first `most` of them."""
+    broken = [trial for trial in trials if trial.status in (Outcome.INFRA_ERROR, Outcome.VERIFIER_ERROR)]
+    lines = [f"{trial.id}: {trial.status}: {safe(trial.result.detail)}" for trial in broken[:most] if trial.result]
+    return [*lines, f"… and {len(broken) - most} more"] if len(broken) > most else lines
+
+
 def legend(trials: Sequence[PlannedTrial]) -> str:
     """What the marks of the matrix mean: only those that occur."""
     present = {trial.status for trial in trials}
@@ -119,6 +126,8 @@ def print_run(console: Console, view: RunView, *, with_matrix: bool = True) -> N
         console.print()
         console.print(matrix(view.trials, agents))
         console.print(Text(legend(view.trials), style="dim"))
+    for line in troubles(view.trials):
+        console.print(Text(line, style="cyan"))
     for task in view.lock.unrunnable:
         console.print(Text(f"not runnable here: {task.name}: {task.reason}", style="yellow"))
     print_ledger(console, view)

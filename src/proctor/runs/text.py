@@ -9,9 +9,11 @@ _HEAD_LINES, _TAIL_LINES, _WIDTH = 12, 6, 2000
 
 
 def duration(seconds: float) -> str:
-    """`75` as `1m15s`, `0.25` as `0.25s`."""
+    """`75` as `1m15s`, `2.5` as `2.5s`, `0.025` as `25ms`."""
+    if seconds < 1:
+        return f"{1000 * seconds:.0f}ms"
     if seconds < 10:
-        return f"{seconds:.2g}s"
+        return f"{seconds:.1f}s"
     whole = round(seconds)
     hours, rest = divmod(whole, 3600)
     minutes, rest = divmod(rest, 60)
@@ -46,3 +48,12 @@ def brief(value: object) -> str:
     """A value in at most about sixty characters on one line."""
     text = safe(value if isinstance(value, str) else str(value)).replace("\n", "\\n")
     return repr(text) if len(text) <= 60 else f"{text[:60]!r}…"
+
+
+def quantity(name: str, value: object) -> str:
+    """A measured value with its unit, which its name ends in: `memory_bytes 1048576` as `memory 1.0 MB`."""
+    if isinstance(value, (int, float)) and name.endswith("_bytes"):
+        return f"{name.removesuffix('_bytes')} {value / (1 << 20):.1f} MB"
+    if isinstance(value, (int, float)) and name.endswith("_s"):
+        return f"{name.removesuffix('_s')} {duration(value)}"
+    return f"{name.replace('_', ' ')} {value}"

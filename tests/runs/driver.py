@@ -1,0 +1,45 @@
+"""A run in a process of its own, so that tests can signal and kill it: `python driver.py DIR TASKS SLEEP_S`."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+from pathlib import Path
+
+import anyio
+
+from proctor.agents.contract import AgentResult
+from proctor.runs.engine import execute
+from proctor.runs.plan import TrialPlan
+from tests.runs.conftest import DeskExaminer, make_plan
+
+
+async def main(directory: Path, tasks: int, sleep_s: float) -> bool:
+    """Run it; SIGINT and SIGTERM stop it in good order. True when it was interrupted."""
+    desk = directory.parent / "desk"
+    desk.mkdir(exist_ok=True)
+    directory.mkdir(exist_ok=True)
+
+    async def act(trial: TrialPlan, tries: int) -> AgentResult | None:
+        await anyio.sleep(random.random() * sleep_s)
+        return None
+
+    stop = anyio.Event()
+
+    async def listen() -> None:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for _ in signals:
+                stop.set()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(listen)
+        print("ready", flush=True)
+        plan = make_plan(tasks, ("solver",))
+        execution = await execute(plan, directory, DeskExaminer(desk, act), concurrency=4, stop=stop)
+        group.cancel_scope.cancel()
+    return execution.interrupted
+
+
+if __name__ == "__main__":
+    sys.exit(130 if anyio.run(main, Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])) else 0)
