@@ -88,7 +88,6 @@ _WRITTEN: dict[str, str] = {
 }
 _ENV = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "HOME": "/root",
     "LANG": "C.UTF-8",
 }
 
