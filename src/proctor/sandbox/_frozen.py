@@ -19,6 +19,9 @@ from proctor.sandbox.layers import usage
 class _Frozen:
     layer: Layer
     descriptor: int
+    mount: int
+    """The descriptor that the file system was made with: when its last copy is closed, the kernel dissolves the mount,
+    and the other one can be read but no longer stacked."""
     kept: bool
     users: int = 0
 
@@ -31,8 +34,8 @@ class FrozenLayers:
         self._count = 0
         self._layers: dict[str, _Frozen] = {}
 
-    def add(self, upper: int, *, kept: bool) -> Layer:
-        """Freeze the open upper directory, whose descriptor is owned from now on.
+    def add(self, upper: int, mount: int, *, kept: bool) -> Layer:
+        """Freeze the open directory `upper` of the file system `mount`; both descriptors are owned from now on.
 
         With `kept` it lives until `drop`; otherwise until the last sandbox that uses it has ended.
         """
@@ -40,7 +43,7 @@ class FrozenLayers:
         handle = f"{self._edge_id}/layer-{self._count}"
         size, _ = usage(upper)
         layer = Layer(path=Path(f"/proc/{os.getpid()}/fd/{upper}"), handle=handle, size_bytes=size)
-        self._layers[handle] = _Frozen(layer, upper, kept)
+        self._layers[handle] = _Frozen(layer, upper, mount, kept)
         return layer
 
     def descriptor(self, layer: Layer) -> int:
@@ -80,7 +83,7 @@ class FrozenLayers:
 
     def close(self) -> list[int]:
         """Forget all; returns descriptors to close."""
-        descriptors = [frozen.descriptor for frozen in self._layers.values()]
+        descriptors = [one for frozen in self._layers.values() for one in (frozen.descriptor, frozen.mount)]
         self._layers.clear()
         return descriptors
 
@@ -89,4 +92,4 @@ class FrozenLayers:
             return []
         assert frozen.layer.handle is not None
         del self._layers[frozen.layer.handle]
-        return [frozen.descriptor]
+        return [frozen.descriptor, frozen.mount]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import anyio
 from anyio.lowlevel import checkpoint
 
 from proctor.common import ConfigError
 from proctor.sandbox import layers as layer_tools
-from proctor.sandbox._environment import Users, default_environment
+from proctor.sandbox._environment import default_environment, default_user
 from proctor.sandbox.contract import (
     DiffEntry,
     EndReason,
@@ -48,6 +48,42 @@ if TYPE_CHECKING:
 _END_DEADLINE_S = 30.0
 
 
+class BoxProcess:
+    """A running command of a sandbox. While somebody reads from it, writes to it or waits for it, it is in use."""
+
+    def __init__(self, box: Box, guest: Incarnation, process: Process) -> None:
+        self._box = box
+        self._guest = guest
+        self._process = process
+        self.exec_id = process.exec_id
+
+    async def output(self) -> AsyncIterator[tuple[Literal["stdout", "stderr"], bytes]]:
+        """Chunks as they arrive. Not reading them stops the command (back-pressure)."""
+        async with self._box._busy(self._guest):
+            async for chunk in self._process.output():
+                yield chunk
+
+    async def write_stdin(self, data: bytes) -> None:
+        """Give bytes to the command's standard input."""
+        async with self._box._busy(self._guest):
+            await self._process.write_stdin(data)
+
+    async def close_stdin(self) -> None:
+        """End the command's standard input."""
+        async with self._box._busy(self._guest):
+            await self._process.close_stdin()
+
+    async def kill(self) -> None:
+        """Kill the command and every descendant, wherever it went."""
+        async with self._box._busy(self._guest):
+            await self._process.kill()
+
+    async def wait(self) -> ExecResult:
+        """Wait for the end of the command."""
+        async with self._box._busy(self._guest):
+            return await self._process.wait()
+
+
 class Box:
     """A live sandbox. Made by `Edge.create`; also an async context manager that closes itself."""
 
@@ -59,7 +95,7 @@ class Box:
         self._base = stack
         self._stack = stack
         self._live: Incarnation | None = None
-        self._users = Users(spec.user or image.user)
+        self._user = default_user(spec, image)
         self._environment = default_environment(spec, image)
         self._workdir = spec.workdir or image.workdir or "/"
         self._history = History(box_id, spec, image, created_at=now())
@@ -97,12 +133,11 @@ class Box:
         """Run a command to its end (see the contract)."""
         async with self._use() as guest:
             self._history.execs += 1
-            name, environment = await self._identity(guest, user, env)
             return await guest.channel.exec(
                 command,
-                env=environment,
+                env={**self._environment, **env} if env else self._environment,
                 cwd=cwd or self._workdir,
-                user=name,
+                user=self._user if user is None else user,
                 stdin=stdin,
                 timeout_s=timeout_s,
                 on_output=on_output,
@@ -123,17 +158,14 @@ class Box:
         """Start a command and return at once (see the contract)."""
         async with self._use() as guest:
             self._history.execs += 1
-            name, environment = await self._identity(guest, user, env)
-            return await guest.channel.start(command, env=environment, cwd=cwd or self._workdir, user=name, keep=keep)
-
-    async def _identity(
-        self, guest: Incarnation, user: str | None, env: Mapping[str, str] | None
-    ) -> tuple[str | None, dict[str, str]]:
-        who = await self._users.find(user, guest.channel)
-        environment = {"HOME": who.home, "USER": who.name, **self._environment}
-        if env:
-            environment.update(env)
-        return who.ask, environment
+            process = await guest.channel.start(
+                command,
+                env={**self._environment, **env} if env else self._environment,
+                cwd=cwd or self._workdir,
+                user=self._user if user is None else user,
+                keep=keep,
+            )
+        return BoxProcess(self, guest, process)
 
     # --- files ------------------------------------------------------------------------------------------------------
 
@@ -255,9 +287,9 @@ class Box:
         """Go on above the frozen upper. The stack that is returned is in use once more, for the caller to release."""
         async with self._changing():
             assert self._live is not None
-            upper = self._live.open_upper()
+            upper, mount = self._live.open_upper(), os.dup(self._live.launched.upper_fd)
             await self._end_incarnation()
-            layer = self._edge._frozen.add(upper, kept=kept)
+            layer = self._edge._frozen.add(upper, mount, kept=kept)
             self._edge._frozen.use((layer,))
             stack = self._stack = (*self._stack, layer)
             self._edge._frozen.use(stack)
@@ -307,9 +339,15 @@ class Box:
                 guest = self._live
         if guest is None or self._reason is not None:
             raise self._gone()
+        async with self._busy(guest, active=active):
+            yield guest
+
+    @asynccontextmanager
+    async def _busy(self, guest: Incarnation, *, active: bool = True) -> AsyncIterator[None]:
+        """Counts as use for the idle clock, and says why a call was cut off."""
         self._running += active
         try:
-            yield guest
+            yield
         except SandboxLost as lost:
             raise await self._explain(guest, lost) from lost
         finally:
@@ -365,7 +403,6 @@ class Box:
             # It was lost before it was ours to notice.
             await self._end_incarnation()
             raise LaunchError(f"{self.id}: the guest ended at once: {live.channel.lost.message}")
-        self._users.forget()
         self._last_use = anyio.current_time()
 
     async def _end_incarnation(self) -> None:

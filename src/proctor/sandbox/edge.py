@@ -44,7 +44,7 @@ from proctor.sandbox.native.launcher import Launched, Launcher, LauncherConfig
 from proctor.sandbox.native.plan import Bind, Limits, LoopUpper, MemoryUpper, Plan
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
     from pathlib import Path
 
     from anyio.abc import TaskGroup, TaskStatus
