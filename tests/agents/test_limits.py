@@ -13,7 +13,7 @@ from proctor.agents import AgentResult, StopReason, load_harness, run_harness
 from proctor.agents.steps import acted
 from proctor.common import ConfigError, InfraError, RefusedError
 from proctor.models import ModelSpec, OpenAIChatClient, Usage
-from proctor.models.scripted import ScriptedServer, call, calls, say
+from proctor.models.scripted import ScriptedServer, call, calls, fault, say
 from proctor.sandbox.contract import EndReason, SandboxLost
 
 pytestmark = pytest.mark.anyio
@@ -66,6 +66,25 @@ async def test_the_total_time_cuts_a_hung_model(box: Any, task: Any, recorder: A
     assert result.stop is StopReason.LIMIT_TIME
     assert "during a model call" in result.detail
     assert time.monotonic() - start < 2.5
+
+
+@pytest.mark.parametrize("answer", [fault(503), say("late", delay_s=30)], ids=["failing", "hung"])
+async def test_an_endpoint_that_fails_to_the_end_is_not_the_time_limit(
+    box: Any, task: Any, recorder: Any, limits: Any, answer: Any
+) -> None:
+    limits = replace(limits, total_s=1.0)
+    result = await with_model(lambda _: answer, box, task, recorder, limits, timeout_s=0.3)
+    assert result.stop is StopReason.MODEL_ERROR
+    assert "tries" in result.detail
+
+
+async def test_time_that_the_endpoint_lost_is_given_back(box: Any, task: Any, recorder: Any, limits: Any) -> None:
+    limits = replace(limits, total_s=1.5)
+    turns = [[fault(429, retry_after="1"), call("bash", command="sleep 0.7")], call("finish")]
+    start = time.monotonic()
+    result = await with_model(turns, box, task, recorder, limits)
+    assert time.monotonic() - start > 1.7
+    assert result.stop is StopReason.FINISHED
 
 
 async def test_the_total_time_cuts_a_hung_tool(box: Any, task: Any, recorder: Any, limits: Any) -> None:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from proctor.tasks.model import AgentLimits
 
 
+MAX_GIVEN_BACK_S = 300.0
+"""How much time in all a trial gets back for tries of the model endpoint that failed."""
+
+
 class LimitReached(ProctorError):
     """A limit of the trial fired; `stop` says which. A harness lets it pass."""
 
@@ -42,12 +46,25 @@ class LimitGuard:
         self.tokens = 0
         self.cost_usd = 0.0
         self.fired: LimitReached | None = None
+        self.given_back_s = 0.0
+        self.backstop: anyio.CancelScope | None = None
+        """The scope that cuts a harness which hangs; it moves with the deadline."""
         self._clock = clock
         self._started_at = clock()
 
     def remaining_s(self) -> float:
         """Seconds left of the total time, never negative."""
-        return max(0.0, self.limits.total_s - (self._clock() - self._started_at))
+        return max(0.0, self.limits.total_s + self.given_back_s - (self._clock() - self._started_at))
+
+    def give_back(self, seconds: float) -> None:
+        """Do not count time that the endpoint lost by failing: an infrastructure fault must not become a limit.
+
+        At most MAX_GIVEN_BACK_S in all, so that a trial still has an end.
+        """
+        before = self.given_back_s
+        self.given_back_s = min(before + max(0.0, seconds), MAX_GIVEN_BACK_S)
+        if self.backstop is not None:
+            self.backstop.deadline += self.given_back_s - before
 
     def check(self) -> None:
         """Raise LimitReached when no further action is allowed."""
@@ -111,8 +128,11 @@ class MeteredModel:
     ) -> ModelAnswer:
         """As the inner client's; LimitReached instead when a limit has fired or fires during the call."""
         self._guard.check()
+        start = anyio.current_time()
         with anyio.move_on_after(self._guard.remaining_s()):
             answer = await self.inner.complete(messages, tools)
+            if answer.attempts > 1:
+                self._guard.give_back(anyio.current_time() - start - answer.latency_s)
             self._guard.count_usage(answer.usage)
             return answer
         limit = self._guard.limits.total_s

@@ -60,7 +60,8 @@ async def run_harness(
     )
     try:
         result = await _bounded(harness, context, guard)
-        guard.check_spent()
+        if result.stop is not StopReason.MODEL_ERROR:
+            guard.check_spent()
         return result
     except LimitReached as limit:
         return limit.result()
@@ -85,7 +86,7 @@ async def _bounded(harness: Harness, context: HarnessContext, guard: LimitGuard)
     # harness that hangs elsewhere, and leaves them time to come back.
     grace_s = min(5.0, max(0.25, 0.05 * guard.limits.total_s))
     try:
-        with anyio.move_on_after(guard.remaining_s() + grace_s):
+        with anyio.move_on_after(guard.remaining_s() + grace_s) as guard.backstop:
             result: Any = await harness.run(context)
             if isinstance(result, AgentResult):
                 return result

@@ -27,6 +27,7 @@ MAX_REPLY_BYTES = 64 << 20
 _EXCERPT_CHARS = 2000
 _MIN_KEY_CHARS = 8
 _DRAIN_S = 0.1
+_LAST_S = 0.05
 _CONTEXT_WORDS = ("context length", "context window", "context_length", "context size", "prompt is too long")
 
 
@@ -80,14 +81,18 @@ class OpenAIChatClient:
     async def complete(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> ModelAnswer:
-        """The model's answer. Retries what may go away by itself; raises ModelError for the rest."""
+        """The model's answer. Retries what may go away by itself; raises ModelError for the rest.
+
+        Retries end before the caller's deadline does (anyio's effective deadline), so that an endpoint that fails
+        until then is a ModelError and not a caller that ran out of time.
+        """
         body = request_body(self.spec, messages, tools)
         attempt = 0
         while True:
             attempt += 1
             start = anyio.current_time()
             try:
-                draft, first_token_s = await self._attempt(body)
+                draft, first_token_s = await self._attempt(body, again=attempt > 1)
                 return self._answer(draft, anyio.current_time() - start, first_token_s, attempt)
             except _Failure as failure:
                 if not failure.retried or attempt > self.spec.max_retries:
@@ -95,7 +100,11 @@ class OpenAIChatClient:
                 if failure.wait_s is not None and failure.wait_s > MAX_RETRY_AFTER_S:
                     failure.message += f"; it asks to wait {failure.wait_s:.0f} s"
                     raise self._error(failure, attempt) from failure
-                await self._sleep(delay_s(attempt, failure.wait_s, self._rng))
+                wait_s = delay_s(attempt, failure.wait_s, self._rng)
+                if anyio.current_time() + wait_s >= anyio.current_effective_deadline() - _LAST_S:
+                    failure.message += "; no time is left to try again"
+                    raise self._error(failure, attempt) from failure
+                await self._sleep(wait_s)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -115,18 +124,21 @@ class OpenAIChatClient:
             self._http = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, trust_env=not local)
         return self._http
 
-    async def _attempt(self, body: Mapping[str, Any]) -> tuple[Draft, float | None]:
+    async def _attempt(self, body: Mapping[str, Any], *, again: bool) -> tuple[Draft, float | None]:
         """One try: the answer and the seconds to its first token. Raises _Failure."""
         import httpx
 
         spec, start = self.spec, anyio.current_time()
-        patience_s = spec.timeout_s
+        latest = start + spec.timeout_s
+        if again:
+            latest = min(latest, anyio.current_effective_deadline() - _LAST_S)
+        first = latest
         if spec.stream and spec.first_token_timeout_s is not None:
-            patience_s = min(patience_s, spec.first_token_timeout_s)
-        with anyio.CancelScope(deadline=start + patience_s) as scope:
+            first = min(latest, start + spec.first_token_timeout_s)
+        with anyio.CancelScope(deadline=first) as scope:
 
             def on_start() -> None:
-                scope.deadline = start + spec.timeout_s
+                scope.deadline = latest
 
             try:
                 async with self._client().stream("POST", f"{spec.base_url}/chat/completions", json=body) as response:
@@ -146,7 +158,7 @@ class OpenAIChatClient:
             except (httpx.InvalidURL, httpx.HTTPError) as error:
                 raise _Failure(ModelFault.REFUSED, f"the request cannot be sent: {error}", retried=False) from error
         waited_s = anyio.current_time() - start
-        what = "no whole answer" if waited_s >= spec.timeout_s else "no first token"
+        what = "no whole answer" if scope.deadline == latest else "no first token"
         raise _Failure(ModelFault.TIMEOUT, f"{what} within {waited_s:.1f} s", retried=True)
 
     async def _read(
