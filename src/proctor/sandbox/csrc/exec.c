@@ -144,16 +144,16 @@ static const char *become(const struct guest_config *config, const struct user *
     if (!config->set_ids) return NULL; /* guest-dev: children stay who the caller is */
     for (int cap = 0; cap < 64; cap++) {
         if ((config->capability_mask >> cap & 1) != 0) continue;
-        if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0 && errno != EINVAL) return "capability bounding set";
+        if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0 && errno != EINVAL) return "bounding";
     }
-    if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) < 0) return "ambient capabilities";
+    if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) < 0) return "ambient";
     if (setgroups(user->group_count, user->groups) < 0) return "setgroups";
     if (setresgid(user->gid, user->gid, user->gid) < 0) return "setgid";
     if (setresuid(user->uid, user->uid, user->uid) < 0) return "setuid";
     /* A change of ids sets this to fs.suid_dumpable, which an administrator may have raised. */
     if (prctl(PR_SET_DUMPABLE, 0) < 0) return "dumpable";
     /* The guest's uid was not 0, so the kernel's own rule that leaving uid 0 drops everything does not apply. */
-    if (set_capabilities(user->uid == 0 ? known_capabilities(config->capability_mask) : 0) < 0) return "capabilities";
+    if (set_capabilities(user->uid == 0 ? known_capabilities(config->capability_mask) : 0) < 0) return "capset";
     return NULL;
 }
 

@@ -1,7 +1,7 @@
 """The host's end of the guest protocol (docs/design/guest-protocol.md): commands over one socket.
 
-Everything a guest sends is checked: a frame that cannot be true ends the sandbox. Memory is bounded by what callers asked to
-keep, because the guest may send no more than the windows we granted.
+Everything a guest sends is checked: a frame that cannot be true ends the sandbox. Memory is bounded by what callers
+asked to keep, because the guest may send no more than the windows we granted.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class GuestChannel(GuestFiles):
         self._ended = anyio.Event()
         self._lost: SandboxLost | None = None
 
-    # -- life ---------------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until the guest or `close()` ends it. Raises only when the guest never said HELLO."""
@@ -144,7 +144,7 @@ class GuestChannel(GuestFiles):
         self._hello.set()
         self._ended.set()
 
-    # -- frames in and out --------------------------------------------------------------------------------------------
+    # -- frames in and out -------------------------------------------------------------------------------------------
 
     def _readable(self) -> None:
         try:
@@ -246,7 +246,7 @@ class GuestChannel(GuestFiles):
         assert self._loop is not None
         self._loop.remove_writer(self._socket.fileno())
 
-    # -- commands -----------------------------------------------------------------------------------------------------
+    # -- commands ----------------------------------------------------------------------------------------------------
 
     async def _open_exec(
         self, request: bytes, argv: tuple[str, ...], subs: frozenset[int], slots: anyio.Semaphore
@@ -314,8 +314,8 @@ class GuestChannel(GuestFiles):
         keep: bool = False,
         login_env: bool = True,
     ) -> ExecResult:
-        """Run a command to its end (contract.Sandbox.exec). `env` is its whole environment; with `login_env` the guest adds
-        HOME, USER and LOGNAME from the sandbox's own /etc/passwd where `env` lacks them."""
+        """Run a command to its end (contract.Sandbox.exec). `env` is its whole environment; with `login_env` the guest
+        adds HOME, USER and LOGNAME from the sandbox's own /etc/passwd where `env` lacks them."""
         argv = _argv(command)
         flags = _flags(stdin=stdin is not None, keep=keep, login_env=login_env)
         try:
@@ -364,6 +364,25 @@ class GuestChannel(GuestFiles):
             raise
         return process
 
+    # -- file operations (GuestFiles) --------------------------------------------------------------------------------
+
+    async def _open_operation(self, request: bytes, argv: tuple[str, ...], subs: frozenset[int]) -> Exec:
+        return await self._open_exec(request, argv, subs, self._operations)
+
+    async def _run_operation(
+        self, state: Exec, stdin: bytes | None, limit: OutputLimit, timeout_s: float
+    ) -> ExecResult:
+        collector = Collector(state, limit, None)
+        if stdin is not None:
+            _feed(state, memoryview(stdin))
+        await self._finish_exec(state, timeout_s)
+        return collector.result()
+
+    def _operation_process(self, state: Exec, limit: OutputLimit) -> GuestProcess:
+        return GuestProcess(state, lambda result: result, limit)
+
+    # -- the whole sandbox -------------------------------------------------------------------------------------------
+
     async def kill_kept(self, exec_id: int, *, deadline_s: float = _KILL_S) -> None:
         """Kill what an exec with `keep` left behind, and wait until it is gone."""
         if gone := self._kept.get(exec_id):
@@ -376,7 +395,7 @@ class GuestChannel(GuestFiles):
             raise self._lost
 
     async def kill_all(self, *, deadline_s: float = 15.0) -> int:
-        """Kill every process but the guest; returns how many remain after that (0 unless the kernel itself is stuck)."""
+        """Kill every process but the guest; returns how many remain (0 unless the kernel itself is stuck)."""
         async with self._kill_lock:
             if self._lost:
                 raise self._lost

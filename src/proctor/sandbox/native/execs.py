@@ -28,17 +28,15 @@ from proctor.sandbox.native.frames import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable
 
 REPORT_MAX = 16 << 20
 _CREDIT_STEP = WINDOW // 2
 # Steps that depend on nothing the candidate can change: when one fails, the machinery did.
 _INFRA_STEPS = frozenset(
-    {
-        "pipe", "cgroup", "setsid", "descriptors", "oom_score_adj", "limits", "capability bounding set", "ambient capabilities",
-        "setgroups", "dumpable", "capabilities", "seccomp", "signals", "table", "builtin",
-    }
-)  # fmt: skip
+    {"pipe", "cgroup", "setsid", "descriptors", "oom_score_adj", "limits", "capset", "bounding", "ambient"}
+    | {"setgroups", "dumpable", "seccomp", "signals", "table", "builtin"}
+)
 _NAMES: dict[int, Literal["stdout", "stderr"]] = {STDOUT: "stdout", STDERR: "stderr"}
 
 
@@ -82,7 +80,7 @@ class Exec:
         self._windows = dict.fromkeys(subs, WINDOW)
         self._consumed = dict.fromkeys(subs, 0)
 
-    # -- frames -------------------------------------------------------------------------------------------------------
+    # -- frames ------------------------------------------------------------------------------------------------------
 
     def receive(self, received: Frame) -> bool:
         """Take one frame; True when it was the last. Raises GuestProtocolError for one that cannot be true."""
@@ -149,7 +147,7 @@ class Exec:
     def _lie(self, what: str) -> GuestProtocolError:
         return GuestProtocolError(f"the guest {what}, exec {self.exec_id}")
 
-    # -- what the host sends ------------------------------------------------------------------------------------------
+    # -- what the host sends -----------------------------------------------------------------------------------------
 
     def consumed(self, sub: int, count: int) -> None:
         """`count` bytes of an output stream were taken: give credit for them, in big steps."""
@@ -182,7 +180,7 @@ class Exec:
             self.killed_by = self.killed_by or reason
             self._send(frame(FrameType.KILL, self.exec_id, 0, U32.pack(0)))
 
-    # -- the result ---------------------------------------------------------------------------------------------------
+    # -- the result --------------------------------------------------------------------------------------------------
 
     def result(self, stdout: Output, stderr: Output, report: bytes = b"", report_dropped: int = 0) -> ExecResult:
         """What became of it; raises what made it impossible to know."""
@@ -256,7 +254,7 @@ class Collector:
             try:
                 self._on_output(_NAMES[sub], data)
             except Exception as error:
-                # The caller's own code failed inside our reader: it gets its error where it waits, and nobody else does.
+                # The caller's own code failed inside our reader: it gets its error where it waits, nobody else does.
                 self.error, self._on_output = error, None
                 self._state.kill(EndReason.KILLED)
         return True
@@ -305,7 +303,7 @@ class GuestProcess:
         self._state.consumed(sub, len(data))
         return sub, data
 
-    async def output(self) -> AsyncIterator[tuple[Literal["stdout", "stderr"], bytes]]:
+    async def output(self) -> AsyncGenerator[tuple[Literal["stdout", "stderr"], bytes], None]:
         """Chunks as they arrive; ends with the command. Not reading them stops the command."""
         self._readers += 1
         try:
@@ -320,6 +318,12 @@ class GuestProcess:
                 await self._news.wait()
         finally:
             self._readers -= 1
+            self._drain_if_unread()
+
+    def _drain_if_unread(self) -> None:
+        if self._draining and not self._readers:
+            while self._chunks:
+                self._pop()
 
     async def write_stdin(self, data: bytes) -> None:
         """Send `data` to the command, waiting while it does not read. A command that no longer reads gets nothing."""
@@ -338,8 +342,10 @@ class GuestProcess:
         self._state.end_stdin()
 
     async def kill(self) -> None:
-        """Kill the command and every descendant."""
+        """Kill the command and every descendant. Output that nobody iterates over is captured from here on."""
         self._state.kill(EndReason.KILLED)
+        self._draining = True
+        self._drain_if_unread()
 
     @property
     def stdin_open(self) -> bool:
@@ -353,10 +359,7 @@ class GuestProcess:
     async def wait(self) -> ExecResult:
         """Wait for the end. Output that nobody iterates over is captured, so this never waits for a reader."""
         self._draining = True
-        if not self._readers:
-            while self._chunks:
-                self._pop()
+        self._drain_if_unread()
         await self._state.done.wait()
-        while self._chunks and not self._readers:
-            self._pop()
+        self._drain_if_unread()
         return self._finish(self._state.result(self._captures[STDOUT].output(), self._captures[STDERR].output()))
