@@ -74,10 +74,20 @@ class _Counted:
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
+        self._ahead = b""
         self.count = 0
 
+    def peek(self, size: int) -> bytes:
+        """The first bytes, left to be read."""
+        while len(self._ahead) < size and (data := self._stream.read(size - len(self._ahead))):
+            self._ahead += data
+        return self._ahead
+
     def read(self, size: int = -1, /) -> bytes:
-        data = self._stream.read(size)
+        if self._ahead:
+            data, self._ahead = (self._ahead, b"") if size < 0 else (self._ahead[:size], self._ahead[size:])
+        else:
+            data = self._stream.read(size)
         self.count += len(data)
         return data
 
@@ -103,12 +113,17 @@ class _Capped:
 
 @contextmanager
 def decompressed(file: IO[bytes], what: str, caps: Caps | None = None) -> Iterator[Readable]:
-    """The plain bytes of a file that may be gzip, zstd, xz or bzip2; damage becomes an ImageError that names `what`."""
+    """The plain bytes of an open file that may be gzip, zstd, xz or bzip2; damage becomes an ImageError that names `what`."""
+    with decompressed_stream(file, what, caps) as stream:
+        yield stream
+
+
+@contextmanager
+def decompressed_stream(file: Readable, what: str, caps: Caps | None = None) -> Iterator[Readable]:
+    """`decompressed` for a stream that cannot seek."""
     caps = caps or Caps()
-    start = file.tell()
-    magic = file.read(6)
-    file.seek(start)
     counted = _Counted(file)
+    magic = counted.peek(6)
     source = cast("IO[bytes]", counted)
     with ExitStack() as stack:
         stream: Readable

@@ -29,12 +29,18 @@ _PASSED = (
 _TRUST = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS")
 
 
-def build_environment() -> dict[str, str]:
-    """Variables for a build step."""
+def index_environment() -> dict[str, str]:
+    """Variables that say how packages are fetched: index and proxies."""
     env = {name: os.environ[name] for name in _PASSED if name in os.environ}
     index = _pip_index()
     if index:
         env.setdefault("PIP_INDEX_URL", index)
+    return env
+
+
+def build_environment() -> dict[str, str]:
+    """Variables for a build step."""
+    env = index_environment()
     env.update({name: f"{BUILD_DIR}/ca.crt" for name in _TRUST})
     env.update(
         APT_CONFIG=f"{BUILD_DIR}/apt.conf",

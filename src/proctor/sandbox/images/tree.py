@@ -46,13 +46,13 @@ def is_whiteout(info: os.stat_result) -> bool:
     return stat.S_ISCHR(info.st_mode) and info.st_rdev == 0
 
 
-def _walk(path: bytes) -> Iterator[tuple[bytes, os.stat_result]]:
+def walk(path: bytes) -> Iterator[tuple[bytes, os.stat_result]]:
     """Every entry below `path`, parents first, names in byte order; symbolic links are not followed."""
     for entry in sorted(os.scandir(path), key=lambda item: item.name):
         info = entry.stat(follow_symlinks=False)
         yield entry.path, info
         if stat.S_ISDIR(info.st_mode):
-            yield from _walk(entry.path)
+            yield from walk(entry.path)
 
 
 def normalise(root: Path, *, id_base: int = 0, deletions: bool = True, strip_setid: bool = False) -> int:
@@ -64,7 +64,7 @@ def normalise(root: Path, *, id_base: int = 0, deletions: bool = True, strip_set
     """
     base = os.fsencode(root)
     removed = 0
-    for path, info in [(base, os.lstat(base)), *_walk(base)]:
+    for path, info in [(base, os.lstat(base)), *walk(base)]:
         kind = stat.S_IFMT(info.st_mode)
         whiteout = is_whiteout(info)
         if kind in (stat.S_IFBLK, stat.S_IFSOCK) or (kind == stat.S_IFCHR and not (whiteout and deletions)):
@@ -118,7 +118,7 @@ def scan(root: Path) -> TreeFacts:
     hasher = hashlib.sha256(b"proctor layer 1\n")
     first_names: dict[int, bytes] = {}
     size = entries = 0
-    for path, info in [(base, os.lstat(base)), *_walk(base)]:
+    for path, info in [(base, os.lstat(base)), *walk(base)]:
         name = path[len(base) :].lstrip(b"/")
         linked = info.st_nlink > 1 and stat.S_ISREG(info.st_mode)
         if linked and info.st_ino in first_names:
