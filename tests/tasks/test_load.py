@@ -159,7 +159,7 @@ groups = "tests/groups.json"
 patch = "tests/test.patch"
 """
     )
-    patch = "diff --git a/tests/test_a.py b/tests/test_a.py\n--- a/tests/test_a.py\n+++ b/tests/test_a.py\n@@ -1 +1 @@\n-x\n+y\n"
+    patch = "--- a/tests/test_a.py\n+++ b/tests/test_a.py\n@@ -1 +1 @@\n-x\n+y\n"
     groups = {"fail_to_pass": ["tests/test_a.py::test_cut[(1,"], "pass_to_pass": []}
     files = {"tests/groups.json": json.dumps(groups), "tests/test.patch": patch}
     tests = load_task(make_task(toml, files)).verifier.tests
@@ -261,7 +261,8 @@ SPOILED: dict[str, tuple[str, dict[str, str | bytes | None], str, int | None, st
     "choice": ('[proctor]\ncarry = "all"\n', {}, "task.toml", 10, "proctor.carry", "'patch'"),
     "paths-without-list": ('[proctor]\ncarry = "paths"\n', {}, "task.toml", 9, "proctor", "carry_paths"),
     "relative-carry": (
-        '[proctor]\ncarry = "paths"\ncarry_paths = ["out"]\n', {}, "task.toml", 11, "proctor.carry_paths[0]", "absolute"),
+        '[proctor]\ncarry = "paths"\ncarry_paths = ["out"]\n', {}, "task.toml", 11,
+        "proctor.carry_paths[0]", "absolute"),
     "patch-without-repo": ('[proctor]\ncarry = "patch"\n', {}, "task.toml", 9, "proctor", "repo"),
     "system-without-filesystem": (
         '[proctor]\ncarry = "live"\nsystem = true\n', {}, "task.toml", 9, "proctor", "filesystem"),
@@ -272,7 +273,8 @@ SPOILED: dict[str, tuple[str, dict[str, str | bytes | None], str, int | None, st
     "both-groups": (
         TESTS_TABLE.replace("test_old", "test_new"), {}, "task.toml", 13, "proctor.tests", "in both groups"),
     "repeated-test": (
-        TESTS_TABLE.replace('"test_a.py::test_old"', '"x", "x"'), {}, "task.toml", 13, "proctor.tests", "more than once"),
+        TESTS_TABLE.replace('"test_a.py::test_old"', '"x", "x"'), {}, "task.toml", 13,
+        "proctor.tests", "more than once"),
     "no-test": (
         TESTS_TABLE.replace('"test_a.py::test_old"', "").replace('"test_a.py::test_new"', ""),
         {}, "task.toml", 13, "proctor.tests", "no test at all"),
@@ -404,7 +406,7 @@ def test_links_that_leave_the_directory(make_task: MakeTask) -> None:
 
 
 def test_what_is_no_task(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has no task.toml"):
+    with pytest.raises(ConfigError, match="is not a task directory"):
         load_task(tmp_path)
     with pytest.raises(ConfigError, match="does not exist"):
         load_task(tmp_path / "nowhere")

@@ -159,6 +159,8 @@ def _read(file: Path) -> tuple[DatasetToml | None, Findings]:
         if entry.path in paths:
             findings.error(("tasks", index, "path"), f"{entry.path} is listed twice")
         paths[entry.path] = index
+    if not document.tasks and not document.unrunnable and not findings.problems:
+        findings.error((), "names no tasks", "add a [[tasks]] table with a path for each")
     return document, findings
 
 

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from proctor.tasks.schema import Author, Name, Table, TaskPath
+from proctor.tasks.schema import Author, Name, Table
 
+
+def _relative(value: str) -> str:
+    if not value or value.startswith("/"):
+        raise ValueError("should be a path relative to the dataset's file")
+    return value
+
+
+RelativePath = Annotated[str, AfterValidator(_relative)]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
@@ -22,9 +30,9 @@ class DatasetTable(Table):
 
 
 class TaskEntry(Table):
-    """`[[tasks]]`: `path` is relative to the file; `proctor` is merged over the task's own `[proctor]` table."""
+    """`[[tasks]]`: `path` is relative to the file (and may lead out of its folder); `proctor` is merged over the task's own `[proctor]` table."""
 
-    path: TaskPath
+    path: RelativePath
     name: str | None = None
     digest: Digest | None = None
     split: Literal["public", "held_out", "private"] = "public"

@@ -28,6 +28,7 @@ RULES = {
     "shared-verifier": "the task is graded in the sandbox that the agent worked in",
     "unpinned-image": "a tag can come to mean another image",
     "unpinned-python-dependency": "a Python package is installed without a version",
+    "unrunnable": "a row of a dataset has no environment; it stays in the count, by name",
     "verifier-network-download": "the verifier downloads, and grading has no network",
     "verifier-runtime-install": "the verifier installs packages when it runs, without a network",
 }
