@@ -30,7 +30,8 @@ class DatasetTable(Table):
 
 
 class TaskEntry(Table):
-    """`[[tasks]]`: `path` is relative to the file (and may lead out of its folder); `proctor` is merged over the task's own `[proctor]` table."""
+    """`[[tasks]]`: `path` is relative to the file and may lead out of its folder; `proctor` is merged over the task's
+    own `[proctor]` table."""
 
     path: RelativePath
     name: str | None = None

@@ -52,19 +52,25 @@ async def prepare(task: Task, *, store: ImageStore, progress: Progress = silent)
 
 
 async def _source_image(task: Task, store: ImageStore, progress: Progress) -> Image:
+    from proctor.sandbox.images import assets
     from proctor.sandbox.images.build import build_recipe, ensure_image
+    from proctor.sandbox.images.debian import RELEASES
+    from proctor.sandbox.images.dockerfile import build_dockerfile, find_base
+    from proctor.sandbox.images.manifest import is_digest
 
     environment = task.environment
     if environment.recipe is not None:
         return await build_recipe(environment.recipe, store=store, progress=progress)
     if environment.dockerfile is not None:
-        from proctor.sandbox.images.dockerfile import build_dockerfile
-
-        with anyio.fail_after(environment.build_timeout_s):
-            return await build_dockerfile(environment.dockerfile, store=store, progress=progress)
-    if environment.image is None:
+        limit = environment.build_timeout_s
+        return await build_dockerfile(environment.dockerfile, store=store, progress=progress, timeout_s=limit)
+    ref = environment.image
+    if ref is None:
         raise ConfigError("no image, recipe or Dockerfile", field=task.name)
-    return await ensure_image(environment.image, store=store, progress=progress)
+    ours = ref == "host" or is_digest(ref) or ref in {f"debian:{name}" for name in RELEASES}
+    if ours or assets.recipe_path(ref) is not None:
+        return await ensure_image(ref, store=store, progress=progress)
+    return await find_base(ref, store=store, progress=progress)
 
 
 def _repositories(task: Task, image: Image) -> list[str]:
