@@ -169,12 +169,12 @@ class Box:
 
     # --- files ------------------------------------------------------------------------------------------------------
 
-    async def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
+    async def read(self, path: str, *, max_bytes: int | None = None, user: str | None = None) -> bytes:
         """The content of a file."""
         async with self._use() as guest:
-            return await guest.channel.read(self._absolute(path), max_bytes=max_bytes)
+            return await guest.channel.read(self._absolute(path), max_bytes=max_bytes, user=user)
 
-    async def write(self, path: str, data: bytes, *, mode: int = 0o644, user: str | None = None) -> None:
+    async def write(self, path: str, data: bytes, *, mode: int | None = 0o644, user: str | None = None) -> None:
         """Write a whole file, creating parents."""
         async with self._use() as guest:
             await guest.channel.write(self._absolute(path), data, mode=mode, user=user)

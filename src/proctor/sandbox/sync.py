@@ -148,11 +148,11 @@ class Sandbox:
         process = _run(self._portal, self._box.start, command, cwd=cwd, env=env, user=user, keep=keep)
         return Process(self._portal, process)
 
-    def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
+    def read(self, path: str, *, max_bytes: int | None = None, user: str | None = None) -> bytes:
         """The content of a file."""
-        return _run(self._portal, self._box.read, path, max_bytes=max_bytes)
+        return _run(self._portal, self._box.read, path, max_bytes=max_bytes, user=user)
 
-    def write(self, path: str, data: bytes, *, mode: int = 0o644, user: str | None = None) -> None:
+    def write(self, path: str, data: bytes, *, mode: int | None = 0o644, user: str | None = None) -> None:
         """Write a whole file, creating parents."""
         _run(self._portal, self._box.write, path, data, mode=mode, user=user)
 
