@@ -6,20 +6,23 @@ import random
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
-
-from proctor.agents.contract import AgentResult
-from proctor.runs.engine import execute
-from proctor.runs.plan import TrialPlan
 from tests.runs.conftest import DeskExaminer, make_plan
+
+from proctor.runs.engine import execute
+
+if TYPE_CHECKING:
+    from proctor.agents.contract import AgentResult
+    from proctor.runs.plan import TrialPlan
 
 
 async def main(directory: Path, tasks: int, sleep_s: float) -> bool:
     """Run it; SIGINT and SIGTERM stop it in good order. True when it was interrupted."""
     desk = directory.parent / "desk"
-    desk.mkdir(exist_ok=True)
-    directory.mkdir(exist_ok=True)
+    await anyio.Path(desk).mkdir(exist_ok=True)
+    await anyio.Path(directory).mkdir(exist_ok=True)
 
     async def act(trial: TrialPlan, tries: int) -> AgentResult | None:
         await anyio.sleep(random.random() * sleep_s)

@@ -7,11 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proctor.agents.contract import AgentResult, StopReason
-from proctor.common import ConfigError, InfraError
+from proctor.common import ConfigError, InfraError, RefusedError
 from proctor.grading.contract import Grade, GradeFinding
 from proctor.runs.outcome import MAX_RETRIES, Outcome, backoff_s, from_error, from_grade, from_model_failure, may_retry
-from proctor.sandbox.contract import EndReason, GuestProtocolError, LaunchError, SandboxLost
+from proctor.sandbox.contract import EndReason, FileError, GuestProtocolError, LaunchError, SandboxLost
 
+OUR_ENDS = (
+    EndReason.GUEST_LOST,
+    EndReason.EDGE_LOST,
+    EndReason.KILLED,
+    EndReason.TTL,
+    EndReason.IDLE,
+    EndReason.CLOSED,
+)
+AGENT_ENDS = (EndReason.OOM, EndReason.PIDS, EndReason.DISK, EndReason.NET_DENIED)
+CHEAT = Grade("resolved", True, {}, findings=(GradeFinding("forged", "x", "disqualify"),))
+ODD = Grade("resolved", True, {}, findings=(GradeFinding("odd", "x", "review"),))
 RESOLVED = Grade("resolved", True, {"reward": 1.0})
 UNRESOLVED = Grade("unresolved", False, {"reward": 0.0})
 
@@ -22,15 +33,15 @@ UNRESOLVED = Grade("unresolved", False, {"reward": 0.0})
         (InfraError("node"), False, Outcome.INFRA_ERROR, True),
         (LaunchError("clone3"), False, Outcome.INFRA_ERROR, True),
         (GuestProtocolError("frame"), False, Outcome.INFRA_ERROR, True),
-        *((SandboxLost("x", reason=reason), False, Outcome.INFRA_ERROR, True) for reason in (
-            EndReason.GUEST_LOST, EndReason.EDGE_LOST, EndReason.KILLED, EndReason.TTL, EndReason.IDLE, EndReason.CLOSED)),
+        *((SandboxLost("x", reason=reason), False, Outcome.INFRA_ERROR, True) for reason in OUR_ENDS),
         # The candidate exhausted what it had been given: its own doing, so no retry and no way out of the denominator.
-        *((SandboxLost("x", reason=reason), False, Outcome.AGENT_LIMIT, False) for reason in (
-            EndReason.OOM, EndReason.PIDS, EndReason.DISK, EndReason.NET_DENIED)),
+        *((SandboxLost("x", reason=reason), False, Outcome.AGENT_LIMIT, False) for reason in AGENT_ENDS),
         # The same in a grading room is not the candidate's sandbox any more.
         (SandboxLost("x", reason=EndReason.OOM), True, Outcome.INFRA_ERROR, True),
         (ValueError("a defect of ours"), False, Outcome.INFRA_ERROR, False),
-        (ValueError("a defect of the verifier"), True, Outcome.VERIFIER_ERROR, False),
+        (ValueError("a defect of ours"), True, Outcome.INFRA_ERROR, False),
+        (RefusedError("no usage reported, so no token limit"), False, Outcome.INFRA_ERROR, False),
+        (FileError("not a directory", errno=20, path="/x"), True, Outcome.VERIFIER_ERROR, False),
         (ConfigError("tests/ is missing"), True, Outcome.VERIFIER_ERROR, False),
     ],
 )  # fmt: skip
@@ -54,8 +65,8 @@ def test_errors(error: Exception, grading: bool, outcome: Outcome, retried: bool
         (StopReason.FINISHED, Grade("error", None, {}, error="no report"), Outcome.VERIFIER_ERROR, False),
         (StopReason.FINISHED, Grade("error", None, {}, error="launch", infra=True), Outcome.INFRA_ERROR, True),
         (StopReason.LIMIT_TIME, Grade("error", None, {}, error="no report"), Outcome.VERIFIER_ERROR, False),
-        (StopReason.FINISHED, Grade("resolved", True, {}, findings=(GradeFinding("forged", "x", "disqualify"),)), Outcome.DISQUALIFIED, False),
-        (StopReason.FINISHED, Grade("resolved", True, {}, findings=(GradeFinding("odd", "x", "review"),)), Outcome.RESOLVED, False),
+        (StopReason.FINISHED, CHEAT, Outcome.DISQUALIFIED, False),
+        (StopReason.FINISHED, ODD, Outcome.RESOLVED, False),
     ],
 )  # fmt: skip
 def test_grades(stop: StopReason, grade: Grade, outcome: Outcome, retried: bool) -> None:

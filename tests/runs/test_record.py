@@ -34,7 +34,7 @@ def result(**changes: object) -> TrialResult:
     return TrialResult(**(fields | changes))  # type: ignore[arg-type]
 
 
-def event(stdout: Output = Output(), kind: str = "bash") -> RoomEvent:
+def event(stdout: Output, kind: str = "bash") -> RoomEvent:
     done = ExecResult(("bash", "-c", "x"), 0, None, stdout, Output(), False, None, 0.1)
     return RoomEvent(kind, "x", now_iso(), 0.1, 20.0, done)  # type: ignore[arg-type]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from proctor.common import InfraError
+from proctor.common import InfraError, ProctorError, RefusedError
 from proctor.sandbox.contract import EndReason, SandboxLost
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ class Verdict:
 def from_error(error: Exception, *, during_grading: bool = False) -> Verdict:
     """The verdict on an attempt that an exception ended.
 
-    An InfraError is the machinery's, unless the sandbox was lost because the candidate exhausted it. Any other
-    exception is a defect of Proctor itself or of the verifier's files: not retried (it would happen again) and never
-    counted as a score.
+    An InfraError is the machinery's, unless the sandbox was lost because the candidate exhausted it. During grading,
+    another error that Proctor raises on purpose is about the verifier. What is left is a defect of Proctor: not tried
+    again (it would happen again) and never counted as a score.
     """
     detail = describe(error)
     if isinstance(error, SandboxLost) and error.reason in AGENT_ENDS and not during_grading:
@@ -84,9 +84,9 @@ def from_error(error: Exception, *, during_grading: bool = False) -> Verdict:
     if isinstance(error, InfraError):
         stop = f"sandbox:{error.reason}" if isinstance(error, SandboxLost) else "infra"
         return Verdict(Outcome.INFRA_ERROR, stop, detail, retryable=True)
-    if during_grading:
+    if during_grading and isinstance(error, ProctorError):
         return Verdict(Outcome.VERIFIER_ERROR, "verifier", detail)
-    return Verdict(Outcome.INFRA_ERROR, "internal", detail)
+    return Verdict(Outcome.INFRA_ERROR, "refused" if isinstance(error, RefusedError) else "internal", detail)
 
 
 def from_model_failure(result: AgentResult) -> Verdict:
