@@ -14,7 +14,7 @@ import pytest
 from proctor.common import ConfigError
 from proctor.sandbox.images.store import ImageStore
 from proctor.sandbox.layers import LowerStack
-from proctor.tasks.environment import prepare, scrub_image
+from proctor.tasks.environment import NO_REPOSITORY, prepare, scrub_image
 from proctor.tasks.model import Carry, Environment, Task, Verifier
 
 if TYPE_CHECKING:
@@ -210,12 +210,13 @@ def test_a_link_in_the_git_directory_is_dropped(store: ImageStore, tmp_path: Pat
     assert not exists(scrubbed, "/testbed/.git/secrets")
 
 
-async def test_a_patch_task_needs_its_repository(store: ImageStore, tmp_path: Path) -> None:
-    image_of(store, lambda root: (root / "testbed").mkdir())
+async def test_a_plain_directory_has_no_history(store: ImageStore, tmp_path: Path) -> None:
+    image = image_of(store, lambda root: (root / "testbed").mkdir())
+    prepared = await prepare(task_for(tmp_path), store=store)
+    assert prepared.digest == image.digest
+    assert prepared.labels["history:/testbed"] == NO_REPOSITORY
     with pytest.raises(ConfigError, match="no git repository at /testbed"):
-        await prepare(task_for(tmp_path), store=store)
-    task = task_for(tmp_path, carry=Carry("filesystem"))
-    assert "history:/testbed" not in (await prepare(task, store=store)).labels
+        await prepare(task_for(tmp_path, base_commit="1" * 40), store=store)
 
 
 async def test_the_directory_the_agent_starts_in_is_scrubbed_too(store: ImageStore, tmp_path: Path) -> None:

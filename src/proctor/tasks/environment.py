@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from proctor.sandbox.images.tools import Progress
     from proctor.tasks.model import Environment, Task
 
+NO_REPOSITORY = '{"repository":false}'
 OPAQUE = "trusted.overlay.opaque"
 _MAX_ALTERNATES = 8
 
@@ -45,7 +46,7 @@ async def prepare(task: Task, *, store: ImageStore, progress: Progress = silent)
         progress(0, 1, f"files of {task.name}")
         image = await anyio.to_thread.run_sync(_add_files, environment, image, store)
     for path in _repositories(task, image):
-        required = path == task.carry.repo
+        required = path == task.carry.repo and task.base_commit is not None
         work = partial(scrub_image, image, path, store=store, base=task.base_commit, required=required)
         image = await anyio.to_thread.run_sync(work)
     return image
@@ -83,8 +84,8 @@ def scrub_image(image: Image, path: str, *, store: ImageStore, base: str | None 
     """`image` with only the base commit's past in the repository at `path`; see `proctor.tasks.history`.
 
     An image that is clean is returned with the proof as a label; otherwise one more layer replaces the git
-    directory and deletes what it borrowed objects from. Without a repository there, `required` decides
-    between an error and the image as it is.
+    directory and deletes what it borrowed objects from. A plain directory has no history, and the label says
+    so; it is an error when a repository is `required`.
     """
     with LowerStack(image.layers) as stack, store.workspace() as workspace:
         workspace.hold(image.layers)
@@ -92,7 +93,7 @@ def scrub_image(image: Image, path: str, *, store: ImageStore, base: str | None 
         if copied is None:
             if required:
                 raise ConfigError(f"there is no git repository at {path} in the image", field=image.ref)
-            return image
+            return replace(image, labels={**image.labels, f"history:{path}": NO_REPOSITORY})
         history = read_history(copied.gitdir, base=base)
         history = replace(history, strays=tuple(sorted({*history.strays, *copied.strays})))
         if history.clean:
