@@ -98,11 +98,11 @@ class DirectoryBox:
             duration_s=time.monotonic() - start,
         )
 
-    async def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
+    async def read(self, path: str, *, max_bytes: int | None = None, user: str | None = None) -> bytes:
         with _inside_errors(path), Path(path).open("rb") as file:
             return file.read(-1 if max_bytes is None else max_bytes)
 
-    async def write(self, path: str, data: bytes, *, mode: int = 0o644, user: str | None = None) -> None:
+    async def write(self, path: str, data: bytes, *, mode: int | None = 0o644, user: str | None = None) -> None:
         with _inside_errors(path):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).write_bytes(data)

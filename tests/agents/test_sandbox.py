@@ -158,17 +158,16 @@ async def test_what_goes_wrong_inside_is_told_to_the_model(task: Any, recorder: 
             {"action": "write", "path": "/proc/nothing", "content": "x"},
             {"action": "write", "path": "/etc", "content": "x"},
             bash("python3 -c 'x = bytearray(2 << 30)'"),
-            bash("dd if=/dev/zero of=/app/full bs=1M count=200"),
             bash("kill -SEGV $$"),
+            bash("dd if=/dev/zero of=/app/full bs=1M count=200"),
             bash("rm -rf /app"),
             bash("pwd"),
         )
         assert [done.error and done.error.partition(":")[0] for done in made[:4]] == ["file"] * 4
         assert made[4].error == "oom: killed: out of memory"
-        assert "No space left" in made[5].result
-        assert made[6].result == "killed by signal 11"
-        assert made[8].error is not None
-        assert "No such file" in made[8].result
+        assert made[5].result == "killed by signal 11"
+        assert "No space left" in made[6].result
+        assert "chdir: No such file" in made[8].result
 
 
 async def test_an_agent_user_has_no_more_rights_through_the_tools(task: Any, recorder: Any, limits: Any) -> None:
@@ -176,7 +175,7 @@ async def test_an_agent_user_has_no_more_rights_through_the_tools(task: Any, rec
     async with room() as box:
         await box.write("/app/secret", b"s3cret", mode=0o600)
         await box.write("/app/open", b"for all", mode=0o644)
-        await box.mkdir("/app/mine", user="nobody")
+        await box.exec("install -d -o nobody /app/mine")
         made = await script(
             box,
             task,
@@ -194,6 +193,29 @@ async def test_an_agent_user_has_no_more_rights_through_the_tools(task: Any, rec
         assert made[3].error is None
         assert "nobody" in made[4].result
         assert "s3cret" not in made[4].result
+
+
+async def test_the_images_own_user_is_the_agents(task: Any, recorder: Any, limits: Any) -> None:
+    async with room(user="nobody", workdir="/tmp") as box:
+        made = await script(
+            box,
+            task,
+            recorder,
+            limits,
+            {"action": "write", "path": "mine", "content": "x"},
+            {"action": "write", "path": "/etc/passwd", "content": "x"},
+            bash("stat -c %U mine"),
+        )
+        assert made[1].error.startswith("file: ")
+        assert made[2].result == "exit code: 0\nstdout:\nnobody"
+
+
+async def test_an_edited_script_stays_executable(task: Any, recorder: Any, limits: Any) -> None:
+    async with room() as box:
+        await box.write("/app/run.sh", b"#!/bin/sh\necho old\n", mode=0o755)
+        edit = {"action": "edit", "path": "run.sh", "old_text": "old", "new_text": "new"}
+        made = await script(box, task, recorder, limits, edit, bash("./run.sh"))
+        assert made[1].result == "exit code: 0\nstdout:\nnew"
 
 
 async def test_a_sandbox_that_ends_under_the_harness_is_raised(task: Any, recorder: Any, limits: Any) -> None:

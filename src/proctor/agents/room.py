@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import anyio
 
 from proctor.common import InfraError
-from proctor.sandbox.contract import EndReason, ExecResult, FileError, FileStat, Output, OutputLimit, SandboxLost
+from proctor.sandbox.contract import EndReason, ExecResult, FileError, FileStat, Output, SandboxLost
 
 if TYPE_CHECKING:
     from proctor.agents.limits import LimitGuard
@@ -113,6 +113,9 @@ class BoundedRoom:
         self.workdir = workdir
         self._guard = guard
         self._user = user
+        # Commands run as the sandbox's own user by default, file operations as root; a harness has one account.
+        account = user or sandbox.spec.user or sandbox.image.user
+        self._file_user = None if account in ("root", "0") else account
         self._on_event = on_event
         self._shell: str | None = None
         self._closed = False
@@ -147,10 +150,7 @@ class BoundedRoom:
         target = self.absolute(path)
 
         async def call() -> bytes:
-            if self._user is None:
-                data = await self.sandbox.read(target, max_bytes=MAX_FILE_BYTES + 1)
-            else:
-                data = await self._read_as(self._user, target)
+            data = await self.sandbox.read(target, max_bytes=MAX_FILE_BYTES + 1, user=self._file_user)
             if len(data) > MAX_FILE_BYTES:
                 message = f"the file is larger than {MAX_FILE_BYTES} bytes; read it in parts with a command"
                 raise FileError(message, errno=errno.EFBIG, path=target)
@@ -159,11 +159,11 @@ class BoundedRoom:
         return await self._file_call("read", target, call, lambda data: data)
 
     async def write(self, path: str, data: bytes) -> None:
-        """Write a whole file, creating its parents."""
+        """Write a whole file, creating its parents; one that exists keeps its mode."""
         target = self.absolute(path)
 
         async def call() -> None:
-            await self.sandbox.write(target, data, user=self._user)
+            await self.sandbox.write(target, data, mode=None, user=self._file_user)
 
         await self._file_call("write", target, call, lambda _: data)
 
@@ -171,17 +171,6 @@ class BoundedRoom:
         """The entries of a directory."""
         target = self.absolute(path)
         return await self._file_call("list", target, lambda: self.sandbox.list(target), lambda _: None)
-
-    async def _read_as(self, user: str, target: str) -> bytes:
-        """A file with the rights of the harness' account: `Sandbox.read` has those of the sandbox's own user."""
-        size = MAX_FILE_BYTES + 1
-        limit = OutputLimit(head_bytes=size, tail_bytes=0)
-        result = await self.sandbox.exec(["head", "-c", str(size), "--", target], user=user, limit=limit)
-        if result.reason is EndReason.GUEST_LOST:
-            raise SandboxLost(f"sandbox {self.sandbox.id} ended during a read", reason=EndReason.GUEST_LOST)
-        if not result.ok:
-            raise FileError(result.error_text.strip() or "cannot be read", errno=errno.EACCES, path=target)
-        return result.stdout.head
 
     def _allow(self) -> None:
         if self._closed:
