@@ -392,6 +392,8 @@ static _Noreturn void stop(struct launcher *launcher) {
 
 static _Noreturn void serve(struct launcher *launcher) {
     for (;;) {
+        drain_queue(launcher);
+        refill(launcher);
         struct pollfd polled[FIXED_POLLS + FLIGHT_MAX] = {{.fd = launcher->control, .events = POLLIN},
                                                           {.fd = launcher->stocker, .events = POLLIN},
                                                           {.fd = launcher->parent, .events = POLLIN}};
@@ -415,8 +417,6 @@ static _Noreturn void serve(struct launcher *launcher) {
             handle_request(launcher, (size_t)size, fds, fd_count);
         }
         if (polled[1].revents != 0) handle_offer(launcher);
-        drain_queue(launcher);
-        refill(launcher);
     }
 }
 

@@ -185,7 +185,10 @@ class Launcher:
     async def _handshake(self, setup: bytes) -> None:
         await self._send(setup, ())
         await anyio.wait_readable(self._socket)
-        data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_MAX, _MAX_FDS)
+        try:
+            data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_MAX, _MAX_FDS)
+        except ConnectionResetError:  # it ended with our message unread
+            data, fds = b"", []
         reply = decode_reply(data) if data else None
         if not data or reply is not None:
             for fd in fds:
