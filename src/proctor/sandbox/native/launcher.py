@@ -183,11 +183,11 @@ class Launcher:
             self._unified_fd = -1
 
     async def _handshake(self, setup: bytes) -> None:
-        await self._send(setup, ())
-        await anyio.wait_readable(self._socket)
         try:
+            await self._send(setup, ())
+            await anyio.wait_readable(self._socket)
             data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_MAX, _MAX_FDS)
-        except ConnectionResetError:  # it ended with our message unread
+        except (ConnectionResetError, LaunchError):  # it ended with our message unread
             data, fds = b"", []
         reply = decode_reply(data) if data else None
         if not data or reply is not None:
