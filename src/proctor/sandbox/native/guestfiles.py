@@ -10,9 +10,10 @@ import errno as errno_names
 import re
 from abc import ABC, abstractmethod
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 
 from proctor.sandbox.contract import ExecResult, FileError, FileStat, Output, OutputLimit, SandboxError
@@ -20,9 +21,11 @@ from proctor.sandbox.native.frames import STDERR, STDOUT, ExecFlag, RequestError
 from proctor.sandbox.native.records import CHUNK, file_stats
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Iterator
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 
     from proctor.sandbox.native.execs import Exec, GuestProcess
+
+Result = TypeVar("Result")
 
 READ_MAX = 256 << 20
 LIST_MAX = 64 << 20
@@ -121,6 +124,21 @@ class GuestFiles(ABC):
             raise FileError("reading made no progress", errno=errno_names.ETIMEDOUT, path=path) from None
         finally:
             await process.kill()
+
+    async def pull(self, path: str, consume: Callable[[Iterator[bytes]], Result], *, user: str | None = None) -> Result:
+        """Give the tree stream of `path` to `consume` in a worker thread (`tree_to_tar`, `tree_to_directory`)."""
+        async with aclosing(self.pack(path, user=user)) as chunks:
+
+            async def step() -> bytes | None:
+                async for chunk in chunks:
+                    return chunk
+                return None
+
+            def blocking() -> Iterator[bytes]:
+                while (chunk := anyio.from_thread.run(step)) is not None:
+                    yield chunk
+
+            return await anyio.to_thread.run_sync(consume, blocking())
 
     # -- how they are run --------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from proctor.sandbox.contract import FileStat, GuestProtocolError, SandboxError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import Iterable, Iterator
 
 HEADER: Final = struct.Struct("<BBHIIIIIqQ")
 TRAILER: Final = struct.Struct("<I")
@@ -56,6 +56,9 @@ class TreeLimits:
     max_bytes: int = 16 << 30
 
 
+DEFAULT_LIMITS: Final = TreeLimits()
+
+
 @dataclass(frozen=True, slots=True)
 class Skipped:
     """Something that was not carried: a fifo, a socket, a device, or what could not be read."""
@@ -98,56 +101,58 @@ def sound_path(path: bytes) -> bool:
 
 
 class TreeSource:
-    """Reads a tree stream that arrives in chunks; GuestProtocolError when it is not one."""
+    """Reads a tree stream that arrives in chunks; GuestProtocolError when it is not one, or not whole."""
 
-    def __init__(self, chunks: AsyncIterator[bytes]) -> None:
-        self._chunks = chunks
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
         self._buffer = bytearray()
         self._records = 0
 
-    async def _fill(self, size: int) -> None:
+    def _fill(self, size: int) -> None:
         while len(self._buffer) < size:
-            try:
-                self._buffer += await anext(self._chunks)
-            except StopAsyncIteration:
-                raise GuestProtocolError("a tree stream ended in the middle") from None
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                raise GuestProtocolError("a tree stream ended in the middle")
+            self._buffer += chunk
 
-    async def _exactly(self, size: int) -> bytes:
-        await self._fill(size)
+    def _exactly(self, size: int) -> bytes:
+        self._fill(size)
         data = bytes(self._buffer[:size])
         del self._buffer[:size]
         return data
 
-    async def record(self) -> Record | None:
-        """The next record, or None after the last. The content of a file has to be taken first."""
-        kind, zero, path_length, mode, uid, gid, nanoseconds, target_length, seconds, size = HEADER.unpack(
-            await self._exactly(HEADER.size)
-        )
-        if zero or target_length > TARGET_MAX or nanoseconds > 999_999_999 or chr(kind) not in "DFLPKCBSE":
-            raise GuestProtocolError("a malformed record in a tree stream")
-        path, target = await self._exactly(path_length), await self._exactly(target_length)
-        if chr(kind) == "E":
-            if size != self._records or path or target:
-                raise GuestProtocolError("a tree stream with a wrong count of records")
-            return None
-        if path and not sound_path(path):
-            raise GuestProtocolError(f"an unsound path in a tree stream: {shown(path)!r}")
-        self._records += 1
-        return Record(chr(kind), path, mode, uid, gid, seconds * 1_000_000_000 + nanoseconds, size, target)
+    def records(self) -> Iterator[Record]:
+        """Every record but the end. The content and the trailer of a file have to be taken before the next record."""
+        while True:
+            kind, zero, path_length, mode, uid, gid, nanoseconds, target_length, seconds, size = HEADER.unpack(
+                self._exactly(HEADER.size)
+            )
+            if zero or target_length > TARGET_MAX or nanoseconds > 999_999_999 or chr(kind) not in "DFLPKCBSE":
+                raise GuestProtocolError("a malformed record in a tree stream")
+            path, target = self._exactly(path_length), self._exactly(target_length)
+            if chr(kind) == "E":
+                if size != self._records or path or target:
+                    raise GuestProtocolError("a tree stream with a wrong count of records")
+                return
+            if (path and not sound_path(path)) or b"\0" in target or (kind == ord("L") and not target):
+                raise GuestProtocolError(f"an unsound path in a tree stream: {shown(path)!r}")
+            self._records += 1
+            mtime_ns = seconds * 1_000_000_000 + nanoseconds
+            yield Record(chr(kind), path, mode & 0o7777, uid, gid, mtime_ns, size, target)
 
-    async def content(self, size: int) -> AsyncIterator[bytes]:
+    def content(self, size: int) -> Iterator[bytes]:
         """The content of the file whose record came last, in chunks."""
         left = size
         while left:
-            await self._fill(1)
+            self._fill(1)
             data = bytes(self._buffer[:left])
-            del self._buffer[:left]
+            del self._buffer[: len(data)]
             left -= len(data)
             yield data
 
-    async def trailer(self) -> int:
+    def trailer(self) -> int:
         """After the content: 0, or the errno that cut it short (the rest was zeros)."""
-        return int(TRAILER.unpack(await self._exactly(TRAILER.size))[0])
+        return int(TRAILER.unpack(self._exactly(TRAILER.size))[0])
 
 
 def file_stats(data: bytes) -> list[FileStat]:
