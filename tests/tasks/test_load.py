@@ -7,6 +7,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from proctor.common import ConfigError, RefusedError
 from proctor.tasks import load_task, problems
@@ -417,3 +419,28 @@ def test_a_missing_solution_is_a_warning(make_task: MakeTask) -> None:
     (warning,) = problems(root)
     assert (warning.severity, warning.rule) == ("warning", "no-solution")
     assert load_task(root).solution is None
+
+
+# Whatever is in the file, the answer is a list of problems.
+
+WORDS = st.sampled_from(
+    ["", "\n", "=", "[", "]", "[[", "]]", "{", "}", '"', "'", '"""', ",", ".", "-1", "0", "nan", "true", "[]", "{}",
+     "1979-05-27", '"x"', "proctor", "tests", "environment", "carry", '"live"', "steps", "env", "artifacts", "\x00"]
+)  # fmt: skip
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(cuts=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 12), WORDS), min_size=1, max_size=4))
+def test_no_file_breaks_the_reader(make_task: MakeTask, cuts: list[tuple[int, int, str]]) -> None:
+    text = GOOD_TOML + TESTS_TABLE
+    for at, length, word in cuts:
+        text = text[:at] + word + text[at + length :]
+    for problem in problems(make_task(text, {"tests/x.py": ""})):
+        assert problem.message
+        assert problem.line is None or 1 <= problem.line <= text.count("\n") + 1
+
+
+@given(st.binary(max_size=300))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_no_bytes_break_the_reader(make_task: MakeTask, data: bytes) -> None:
+    assert isinstance(problems(make_task(files={"task.toml": data})), list)

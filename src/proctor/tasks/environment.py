@@ -158,10 +158,18 @@ def _add_files(environment: Environment, image: Image, store: ImageStore) -> Ima
                 shutil.copytree(child, target / child.name, symlinks=True)
             else:
                 shutil.copy2(child, target / child.name, follow_symlinks=False)
-        for folder, directories, files in os.walk(target):
-            for name in (*directories, *files):
-                os.chown(os.path.join(folder, name), 0, 0, follow_symlinks=False)
+        _settle(target)
         return _with_layer(image, workspace.commit(root, deletions=False), store, labels={})
+
+
+def _settle(target: Path) -> None:
+    """Root owns what was added, and modes are plain: the same task gives the same layer from every checkout."""
+    for folder, directories, files in os.walk(target):
+        for name in (*directories, *files):
+            path = Path(folder, name)
+            os.chown(path, 0, 0, follow_symlinks=False)
+            if not path.is_symlink():
+                path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
 
 
 @dataclass(slots=True)
