@@ -18,8 +18,7 @@ from proctor.grading.trees import View
 from proctor.sandbox.contract import FileError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Iterator
 
     from proctor.sandbox.contract import DiffEntry, FileStat, Sandbox
     from proctor.tasks.model import Task
@@ -52,7 +51,7 @@ async def collect(task: Task, box: Sandbox) -> Collected:
         return Collected(kind=kind, layer=layer, summary={"kind": kind, "bytes": layer.size_bytes})
     dropped: list[Dropped] = []
     with View([*box.image.layers, *box.spec.layers]) as base:
-        reader = _Reader(box, base, environment_files(task, box.image.workdir), dropped)
+        reader = _Reader(box, base, dropped)
         try:
             if kind == "patch":
                 changes = await reader.repository(repository_of(task, box.image.workdir))
@@ -80,30 +79,13 @@ def repository_of(task: Task, image_workdir: str) -> str:
     return "/" + chosen.strip("/") if chosen.strip("/") else ""
 
 
-def environment_files(task: Task, image_workdir: str) -> dict[str, Path]:
-    """Files of the task that were copied into the workdir before the candidate started, by path inside."""
-    root = task.environment.files
-    if root is None or task.environment.dockerfile is not None:
-        return {}
-    workdir = (task.environment.workdir or image_workdir).rstrip("/")
-    return {f"{workdir}/{p.relative_to(root)}": p for p in root.rglob("*") if p.is_symlink() or p.is_file()}
-
-
-def host_state(source: Path) -> FileState:
-    """A file of the task as plain data."""
-    if source.is_symlink():
-        return FileState(LINK, os.fsencode(os.readlink(source)))
-    return FileState(0o755 if source.stat().st_mode & 0o111 else 0o644, source.read_bytes())
-
-
 class _Reader:
     """Reads what the candidate left, under caps, and notes what it refuses. Nothing runs in the sandbox any more,
     so what `stat` says still holds when `read` follows."""
 
-    def __init__(self, box: Sandbox, base: View, given: Mapping[str, Path], dropped: list[Dropped]) -> None:
+    def __init__(self, box: Sandbox, base: View, dropped: list[Dropped]) -> None:
         self._box = box
         self._base = base
-        self._given = given
         self._dropped = dropped
         self._bytes = 0
         self._files = 0
@@ -111,7 +93,6 @@ class _Reader:
     async def repository(self, repo: str) -> list[Change]:
         """What differs below the repository, `.git` and caches left out, with paths relative to it."""
         paths = {path: None for entry in await self._box.diff() for path in self._touched(entry, repo)}
-        paths |= {path: None for path in self._given if path.startswith(repo + "/")}
         found = [await self._change(path, path[len(repo) + 1 :]) for path in paths]
         return [change for change in found if change is not None]
 
@@ -136,8 +117,7 @@ class _Reader:
         if _CACHES.intersection(parts) or relative.endswith(_BYTECODE):
             self._drop(path, "bytecode")
             return None
-        source = self._given.get(path)
-        before = host_state(source) if source is not None else self._base.state(path)
+        before = self._base.state(path)
         info = await self._stat(path)
         if info is not None and info.kind not in ("file", "link", "dir"):
             self._drop(path, "special")

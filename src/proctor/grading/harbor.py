@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,15 +49,16 @@ async def run_verifier(box: Sandbox, verifier: Verifier, *, workdir: str, in_pla
     await box.upload(verifier.tests_dir, TESTS)
     await _fresh_logs(box, verifier.user)
     script = f"{TESTS}/{verifier.script.relative_to(verifier.tests_dir)}"
-    async with AsyncExitStack() as stack:
-        guard = await stack.enter_async_context(RewardGuard(box, LOGS))
-        result = await box.exec(
-            [*_interpreter(verifier.script), script],
-            cwd=workdir,
-            env=verifier.env,
-            user=verifier.user,
-            timeout_s=verifier.timeout_s,
-            limit=_LIMIT,
+    async with RewardGuard(box, LOGS) as guard:
+        result = await guard.beside(
+            box.exec(
+                [*_interpreter(verifier.script), script],
+                cwd=workdir,
+                env=verifier.env,
+                user=verifier.user,
+                timeout_s=verifier.timeout_s,
+                limit=_LIMIT,
+            )
         )
         if result.reason in (EndReason.GUEST_LOST, EndReason.EDGE_LOST, EndReason.KILLED):
             raise InfraError(f"the clean room was lost while the verifier ran ({result.reason})")
@@ -92,7 +92,7 @@ async def _read(box: Sandbox, tests_dir: Path, result: ExecResult, findings: lis
     text, error_text = result.text, result.error_text
     refused = [finding for finding in findings if finding.kind == "reward-writer"]
     if refused:
-        return RewardRun(None, refused[0].detail, False, tuple(findings), text, error_text)
+        return RewardRun(None, refused[0].detail, True, tuple(findings), text, error_text)
     named = _named_by(tests_dir)
     found: dict[str, bytes] = {}
     problem = ""

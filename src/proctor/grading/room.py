@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 
 from proctor.grading.channel import TOOLKIT, toolkit_files
-from proctor.grading.collect import environment_files
 from proctor.grading.diffing import LINK
 from proctor.sandbox.contract import FileError, Lifecycle, Resources, SandboxSpec
 
@@ -49,7 +48,7 @@ class Rooms:
     async def open(
         self, *, layers: Sequence[Layer] = (), env: Mapping[str, str] | None = None
     ) -> AsyncIterator[Sandbox]:
-        """A fresh room: image, `layers` above it, and the task's own environment files in the workdir."""
+        """A fresh room: the image (which has the task's own files already), and `layers` above it."""
         environment = self.task.environment
         spec = SandboxSpec(
             image=self.image,
@@ -68,8 +67,6 @@ class Rooms:
         box = await self.edge.create(spec)
         self.opened += 1
         try:
-            if not layers and environment_files(self.task, self.image.workdir) and environment.files is not None:
-                await box.upload(environment.files, self.workdir)
             yield box
         finally:
             receipt = await box.close()

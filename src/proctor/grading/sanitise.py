@@ -40,13 +40,16 @@ class Policy:
     workdir: str
     program_dirs: tuple[str, ...]
     system: bool = False
+    mounts: tuple[str, ...] = ()
+    """Places that the machine mounts over: what an upper has there is never seen, or is the mount point itself."""
 
     @classmethod
     def of(cls, image: Image, workdir: str, *, system: bool) -> Policy:
         """The policy for one image."""
         path = f"{image.env.get('PATH', '')}:{_DEFAULT_PATH}"
         dirs = dict.fromkeys(part.rstrip("/") for part in path.split(":") if part.startswith("/") and part != "/")
-        return cls(workdir.rstrip("/"), tuple(dirs), system)
+        mounts = ("/proc", "/dev", "/sys", *(mount.target.rstrip("/") for mount in image.mounts))
+        return cls(workdir.rstrip("/"), tuple(dirs), system, mounts)
 
 
 @dataclass(slots=True)
@@ -94,7 +97,7 @@ def make_plan(entries: Iterable[DiffEntry], base: View, frozen: View, policy: Po
     plan = SanitisePlan()
     gone: list[str] = []
     for entry in entries:
-        if any(entry.path.startswith(parent + "/") for parent in gone[-8:]):
+        if _is_mounted_over(entry, policy) or any(entry.path.startswith(parent + "/") for parent in gone[-8:]):
             continue
         reason = reason_to_drop(entry, policy)
         if reason is None and _in_base_site(entry.path, base):
@@ -114,6 +117,12 @@ def make_plan(entries: Iterable[DiffEntry], base: View, frozen: View, policy: Po
                 gone.append(entry.path)
         _restore(entry.path, base, plan)
     return plan
+
+
+def _is_mounted_over(entry: DiffEntry, policy: Policy) -> bool:
+    if _below(entry.path, policy.mounts):
+        return True
+    return entry.kind == "dir" and any(mount.startswith(entry.path + "/") for mount in policy.mounts)
 
 
 def _keep(entry: DiffEntry, frozen: View, plan: SanitisePlan) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from proctor.grading.collect import environment_files, host_state, repository_of
+from proctor.grading.collect import repository_of
 from proctor.grading.contract import GradeFinding
 from proctor.grading.protect import Protection
 from proctor.grading.room import discard, place_changes, place_states
@@ -115,12 +115,8 @@ async def _apply_chain(box: Sandbox, repo: str, text: str) -> tuple[str, str]:
 async def _put_back(rooms: Rooms, box: Sandbox, repo: str, paths: list[str]) -> None:
     if not paths:
         return
-    given = environment_files(rooms.task, rooms.image.workdir)
-    states: dict[str, FileState | None] = {}
     with View(rooms.image.layers) as base:
-        for path in paths:
-            source = given.get(f"{repo}/{path}")
-            states[path] = host_state(source) if source is not None else base.state(f"{repo}/{path}")
+        states: dict[str, FileState | None] = {path: base.state(f"{repo}/{path}") for path in paths}
     await place_states(box, repo, states)
 
 

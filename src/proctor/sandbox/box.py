@@ -114,6 +114,11 @@ class Box:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    @property
+    def host_pid(self) -> int | None:
+        """The guest's process id on this machine, for watching a sandbox from outside; None while there is none."""
+        return self._live.launched.pid if self._live is not None else None
+
     # --- commands ---------------------------------------------------------------------------------------------------
 
     async def exec(
