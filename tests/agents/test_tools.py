@@ -77,6 +77,11 @@ async def test_files_are_written_read_and_edited(tools: Toolbox, box: Any) -> No
     assert (box.root / "deep/er/a.txt").read_text() == "one\n2\nthree\n"
 
 
+async def test_an_empty_file_is_called_empty(tools: Toolbox) -> None:
+    await use(tools, "write_file", path="nothing", content="")
+    assert (await use(tools, "read_file", path="nothing")).result == "[the file is empty]"
+
+
 async def test_an_optional_field_may_be_null(tools: Toolbox) -> None:
     call = await use(tools, "bash", command="true", timeout_s=None)
     assert call.error is None
@@ -162,14 +167,15 @@ async def test_crlf_is_hinted_at(tools: Toolbox, box: Any) -> None:
 
 
 def test_schemas_say_what_is_required_and_forbid_the_rest() -> None:
-    for definition in definitions():
+    for definition in definitions(20.0):
         function = definition["function"]
         schema = function["parameters"]
         assert schema["additionalProperties"] is False
         assert set(schema.get("required", ())) <= set(schema["properties"])
         assert all("description" in prop and "type" in prop for prop in schema["properties"].values())
         assert function["description"]
-    assert [definition["function"]["name"] for definition in definitions()] == list(TOOLS)
+    assert [definition["function"]["name"] for definition in definitions(20.0)] == list(TOOLS)
+    assert "At most 20," in str(definitions(20.0)[0])
 
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)

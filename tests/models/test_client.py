@@ -223,6 +223,14 @@ async def test_a_bad_reply_is_one_clear_error(turn: Answer, words: str) -> None:
     assert len(caught.value.excerpt) <= 2000
 
 
+@BOTH
+async def test_a_reply_without_end_is_refused(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proctor.models.client.MAX_REPLY_BYTES", 10_000)
+    with pytest.raises(ModelError, match="longer than 10000 bytes") as caught:
+        await ask(say("x" * 20_000), stream=stream)
+    assert caught.value.fault is ModelFault.BAD_REPLY
+
+
 async def test_a_bad_reply_keeps_the_start_of_what_came() -> None:
     with pytest.raises(ModelError) as caught:
         await ask(raw("<html>bad gateway page</html>"))

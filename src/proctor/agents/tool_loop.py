@@ -47,7 +47,8 @@ class ToolLoop:
     async def run(self, context: HarnessContext) -> AgentResult:
         """The loop. Limits are not its business: the model, room and recorder of the context raise them."""
         options = parse_options(Options, self.name, context.options)
-        tools, definition = Toolbox(context.room, options.output_chars), definitions()
+        tools = Toolbox(context.room, options.output_chars)
+        definition = definitions(context.limits.tool_call_s)
         messages = open_conversation(context, options.system_prompt)
         silent_turns = 0
         while True:

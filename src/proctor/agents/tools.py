@@ -162,7 +162,7 @@ class Toolbox:
         text, count, total = lines_of(data.decode("utf-8", "replace"), request.offset, request.limit)
         if not count and total:
             raise ToolError("range", f"offset {request.offset} is past the end: the file has {total} lines")
-        shown = clip(text, self.output_chars)
+        shown = clip(text, self.output_chars) if total else "[the file is empty]"
         if count < total:
             shown += f"\n[lines {request.offset}-{request.offset + count - 1} of {total}]"
         return shown
@@ -177,12 +177,14 @@ class Toolbox:
         return f"replaced {count} occurrence{'s' if count > 1 else ''} in {request.path}"
 
 
-def definitions() -> list[dict[str, Any]]:
-    """The tools as an OpenAI-style `tools` array."""
+def definitions(tool_call_s: float) -> list[dict[str, Any]]:
+    """The tools as an OpenAI-style `tools` array; `tool_call_s` is the limit that a model is told about."""
+    schemas = {name: _schema(model) for name, model in TOOLS.items()}
+    schemas["bash"]["properties"]["timeout_s"]["description"] += f" At most {tool_call_s:g}, which is also the default."
     return [
         {
             "type": "function",
-            "function": {"name": name, "description": _description(model), "parameters": _schema(model)},
+            "function": {"name": name, "description": _description(model), "parameters": schemas[name]},
         }
         for name, model in TOOLS.items()
     ]

@@ -202,7 +202,7 @@ class OpenAIChatClient:
             status=failure.status,
             excerpt=self._redacted(failure.excerpt)[:_EXCERPT_CHARS],
             attempts=attempts,
-            remedy=failure.remedy,
+            remedy=self._redacted(failure.remedy),
         )
 
     def _redacted(self, value: Any) -> Any:
