@@ -90,6 +90,7 @@ class Edge:
         self._layout = CgroupLayout.detect()
         self._queue = anyio.Lock(fast_acquire=True)
         self._freed = anyio.Event()
+        self._changed = anyio.Event()
         self._timers = Timers()
         self._buried = anyio.Event()
         self._waste_in, self._waste = anyio.create_memory_object_stream[_Waste](float("inf"))
@@ -173,6 +174,10 @@ class Edge:
     def boxes(self) -> tuple[Box, ...]:
         """The living sandboxes."""
         return tuple(self._boxes.values())
+
+    async def wait_change(self) -> None:
+        """Wait until a sandbox has ended and nothing of it is left."""
+        await self._changed.wait()
 
     async def drop(self, layer: Layer) -> None:
         """Free a layer that `snapshot` made, once no sandbox uses it any more. Unknown layers are ignored."""
@@ -361,6 +366,8 @@ class Edge:
                     point("close:after-closed")
                     self._boxes.pop(waste.box.id, None)
                     self._release(waste.box.id)
+                    self._changed.set()
+                    self._changed = anyio.Event()
         self._buried.set()
 
     async def _remove_group(self, incarnation: Incarnation) -> None:
