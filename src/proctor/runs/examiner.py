@@ -6,7 +6,7 @@ for room while it holds some.
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
@@ -21,10 +21,10 @@ from proctor.models.contract import ModelClient, ModelError
 from proctor.runs.formats import Stage
 from proctor.runs.outcome import Outcome, Verdict, from_grade, from_model_failure
 from proctor.runs.plan import effective_limits
-from proctor.sandbox.contract import Lifecycle, Resources, SandboxSpec
+from proctor.sandbox.contract import Lifecycle, Resources, SandboxLost, SandboxSpec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
     from typing import Any
 
     from proctor.grading.contract import Grade
@@ -112,26 +112,26 @@ class TrialExaminer:
         record.stages.enter(Stage.ADMISSION)
         spec = room_spec(self._plan.run_id, trial, image, limits)
         box = await self._edge.create(spec, on_admitted=lambda: record.stages.enter(Stage.START))
-        try:
-            await wait_until_healthy(box, trial.task)
-            result = await self._execute(trial, box, limits, record)
-            if result.stop is StopReason.MODEL_ERROR and record.model_errors:
-                return from_model_failure(result)
-            collected = await self._collect(trial.task, box, record)
-            if collected.kind == "live":
-                return from_grade(result, await self._grade(trial, collected, image, record))
-        finally:
-            # Also when cancelled: closing is what frees the machine, and the receipt is part of the record.
-            with anyio.CancelScope(shield=True):
-                record.agent_receipt(await box.close())
-        try:
-            return from_grade(result, await self._grade(trial, collected, image, record))
-        finally:
-            if collected.layer is not None:
+        with watched(longest_s(trial.task, limits), record):
+            try:
+                result = await self._execute(trial, box, limits, record)
+                if result.stop is StopReason.MODEL_ERROR and record.model_errors:
+                    return from_model_failure(result)
+                collected = await self._collect(trial.task, box, record)
+                if collected.kind == "live":
+                    return from_grade(result, await self._grade(trial.task, collected, image, record))
+            except SandboxLost as error:
+                # What the caller saw is that the guest is gone; the Edge knows from the kernel's counters why.
+                reason = (await box.close()).end_reason or error.reason
+                raise SandboxLost(error.message, reason=reason) from error
+            finally:
+                # Also when cancelled: closing is what frees the machine, and the receipt is part of the record.
                 with anyio.CancelScope(shield=True):
-                    await self._edge.drop(collected.layer)
+                    record.agent_receipt(await box.close())
+            return from_grade(result, await self._grade(trial.task, collected, image, record))
 
     async def _execute(self, trial: TrialPlan, box: Sandbox, limits: AgentLimits, record: TrialRecord) -> AgentResult:
+        await wait_until_healthy(box, trial.task)
         record.stages.enter(Stage.MODEL_ACCESS)
         harness = load_harness(trial.agent.ref)
         client = self._clients.get(trial.agent.label)
@@ -160,9 +160,14 @@ class TrialExaminer:
             record.put_bytes("deliverable.patch", collected.patch.encode("utf-8", "surrogateescape"))
         return collected
 
-    async def _grade(self, trial: TrialPlan, collected: Collected, image: Image, record: TrialRecord) -> Grade:
+    async def _grade(self, task: Task, collected: Collected, image: Image, record: TrialRecord) -> Grade:
         record.stages.enter(Stage.GRADING_ARCHIVE)
-        verdict = await grade(trial.task, collected, edge=self._edge, image=image)
+        try:
+            verdict = await grade(task, collected, edge=self._edge, image=image)
+        finally:
+            if collected.layer is not None:
+                with anyio.CancelScope(shield=True):
+                    await self._edge.drop(collected.layer)
         record.graded(verdict)
         return verdict
 
@@ -194,6 +199,22 @@ class PredictionExaminer:
         return from_grade(AgentResult(StopReason.FINISHED, detail), verdict)
 
 
+def longest_s(task: Task, limits: AgentLimits) -> float:
+    """After how many seconds a trial that was admitted must have ended: everything in it has a deadline of its own, so
+    passing this one means that something of ours hangs. Grading may run the tests three times."""
+    return limits.total_s + 3 * (task.verifier.timeout_s + _MARGIN_S)
+
+
+@contextmanager
+def watched(seconds: float, record: TrialRecord) -> Iterator[None]:
+    """Raise InfraError, naming the stage, when the body takes longer than `seconds`."""
+    with anyio.move_on_after(seconds) as scope:
+        yield
+    if scope.cancelled_caught:
+        stage = record.stages.current
+        raise InfraError(f"the trial hangs: {seconds:g} s are over and it is still in stage {stage}")
+
+
 def room_spec(run_id: str, trial: TrialPlan, image: Image, limits: AgentLimits) -> SandboxSpec:
     """The agent's sandbox: what the task's environment asks for, no network, and a life a little longer than the
     harness's."""
@@ -201,7 +222,7 @@ def room_spec(run_id: str, trial: TrialPlan, image: Image, limits: AgentLimits) 
     return SandboxSpec(
         image=image,
         resources=Resources(cpus=environment.cpus, memory_mb=environment.memory_mb, disk_mb=environment.storage_mb),
-        lifecycle=Lifecycle(ttl_s=limits.total_s + trial.task.verifier.timeout_s + _MARGIN_S),
+        lifecycle=Lifecycle(ttl_s=longest_s(trial.task, limits) + _MARGIN_S),
         workdir=environment.workdir,
         env=environment.env,
         labels={"run": run_id, "trial": trial.id, "role": "agent"},

@@ -85,6 +85,8 @@ class TaskLock(_Record):
     image_digest: str | None = None
     split: str = "public"
     weight: float = 1.0
+    limits: dict[str, float | None] = {}
+    """What a trial of the task may use: Proctor's defaults, the task's own, then the run's."""
     notes: list[str] = []
 
 

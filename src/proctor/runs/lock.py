@@ -24,6 +24,7 @@ from proctor.runs.formats import (
     dump,
     plain,
 )
+from proctor.runs.plan import effective_limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -60,6 +61,7 @@ def make_lock(plan: RunPlan, images: Mapping[str, ImageFact]) -> RunLock:
                 image_digest=images[entry.task.name].digest if entry.task.name in images else None,
                 split=entry.split,
                 weight=entry.weight,
+                limits=asdict(effective_limits(entry.task, plan.limits)),
                 notes=list(entry.task.notes),
             )
             for entry in plan.entries
@@ -123,6 +125,8 @@ def _differences(old: RunLock, new: RunLock) -> Iterator[str]:
             yield f"task {task.name}: {task.digest} then, {found.digest} now"
         elif None not in (task.image_digest, found.image_digest) and task.image_digest != found.image_digest:
             yield f"image of task {task.name}: {task.image_digest} then, {found.image_digest} now"
+        elif task.limits != found.limits:
+            yield f"limits of task {task.name}: {_first_difference(task.limits, found.limits)}"
     yield from (f"task {name}: new" for name in tasks)
     agents = {agent.label: agent for agent in new.agents}
     for agent in old.agents:

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Protocol, Self
 
 from proctor.runs.outcome import Outcome
-from proctor.runs.text import duration
+from proctor.runs.text import duration, safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,7 +130,7 @@ class LineProgress:
         if event.kind == "done" and event.result is not None:
             self._write(f"{event.trial_id}: {event.result.outcome} ({duration(event.result.duration_s)})")
         elif event.kind == "retry":
-            self._write(f"{event.trial_id}: trying again: {event.detail}")
+            self.note(f"{event.trial_id}: trying again: {event.detail}")
         elif event.kind == "cancelled":
             self._write(f"{event.trial_id}: cancelled")
         if monotonic() - self._last >= _QUIET_S:
@@ -139,7 +139,7 @@ class LineProgress:
 
     def note(self, line: str) -> None:
         """A line beside the progress itself."""
-        self._write(line)
+        self._write(safe(line))
 
     def __enter__(self) -> Self:
         return self
@@ -173,7 +173,7 @@ class LiveProgress:
         """A line above the live part."""
         from rich.text import Text
 
-        self._console.print(Text(line, style="yellow"))
+        self._console.print(Text(safe(line), style="yellow"))
 
     def _render(self) -> RenderableType:
         from rich.console import Group

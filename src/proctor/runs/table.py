@@ -97,10 +97,17 @@ def matrix(trials: Sequence[PlannedTrial], agents: Sequence[str]) -> RenderableT
 
 
 def troubles(trials: Sequence[PlannedTrial], most: int = 10) -> list[str]:
-    """Why trials ended outside the denominator: one line for each, the first `most` of them."""
-    broken = [trial for trial in trials if trial.status in (Outcome.INFRA_ERROR, Outcome.VERIFIER_ERROR)]
-    lines = [f"{trial.id}: {trial.status}: {safe(trial.result.detail)}" for trial in broken[:most] if trial.result]
-    return [*lines, f"… and {len(broken) - most} more"] if len(broken) > most else lines
+    """Why trials ended outside the denominator: one line for each reason, the `most` frequent ones."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for trial in trials:
+        if trial.result is not None and not trial.result.outcome.is_graded:
+            reasons.setdefault((trial.status, safe(trial.result.detail)), []).append(trial.id)
+    ranked = sorted(reasons.items(), key=lambda item: -len(item[1]))
+    lines = []
+    for (status, detail), ids in ranked[:most]:
+        who = ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more"
+        lines.append(f"{status}: {detail} ({who})")
+    return [*lines, f"… and {len(ranked) - most} more reasons"] if len(ranked) > most else lines
 
 
 def legend(trials: Sequence[PlannedTrial]) -> str:
