@@ -31,11 +31,20 @@ struct cgroups {
 /* Opens the trees that the configuration names. Where it names no cgroup2 tree, one is mounted privately. */
 int cgroups_open(const struct config *config, struct cgroups *cgroups, struct failure *failure);
 
-/* Makes the directories of a slot; `owner` may make groups below its cgroup2 one. Returns an fd of that one. */
-int cgroups_make_slot(const struct cgroups *cgroups, const char *slot, uid_t owner, struct failure *failure);
+/* The groups of one slot, open. */
+struct slot_groups {
+    int unified;            /* its cgroup2 directory: the slot is born in it, the guest makes groups for commands below it */
+    int tasks[CGROUPS_MAX]; /* the `tasks` files of its v1 groups: the slot enters them itself */
+    unsigned count;
+};
 
-/* Moves a process into the slot's v1 groups (it was born in the cgroup2 one). */
-int cgroups_attach(const struct cgroups *cgroups, const char *slot, pid_t pid, struct failure *failure);
+/* Makes the directories of a slot; `owner` may make groups below its cgroup2 one. On failure nothing is open. */
+int cgroups_make_slot(const struct cgroups *cgroups, const char *slot, uid_t owner, struct slot_groups *groups,
+                      struct failure *failure);
+void cgroups_close_slot(struct slot_groups *groups);
+
+/* Moves the calling, single-threaded process into the v1 groups. */
+int cgroups_enter(const struct slot_groups *groups, struct failure *failure);
 
 int cgroups_limit(const struct cgroups *cgroups, const char *slot, const struct plan *plan, struct failure *failure);
 

@@ -156,18 +156,19 @@ static int slot_become(int root, const int *binds, struct failure *failure) {
     return 0;
 }
 
-static _Noreturn void slot_main(const struct template *template, int control, int cgroup) {
+static _Noreturn void slot_main(const struct template *template, int control, const struct slot_groups *groups) {
     struct failure failure = {"", 0};
     struct slot_reply reply = {0};
     int fds[MESSAGE_FDS_MAX];
     unsigned fd_count = 0;
-    int kept[2] = {control, cgroup};
+    int kept[2] = {control, groups->unified};
     char go;
     default_signals();
-    int bad = keep_only(kept, 2) < 0 ? fail(&failure, "descriptors", errno) : 0;
+    int bad = cgroups_enter(groups, &failure);
+    if (keep_only(kept, 2) < 0) _exit(1);
     control = kept[0];
-    cgroup = kept[1];
-    /* The stocker says go when ids are mapped and groups attached. */
+    int cgroup = kept[1];
+    /* The stocker says go when ids are mapped. */
     if (packet_receive(control, &go, 1, fds, &fd_count) != 1) _exit(1);
     if (!bad) bad = slot_prepare(template, &reply, &failure);
     long size = packet_receive(control, slot_message, sizeof slot_message, fds, &fd_count);
@@ -252,22 +253,15 @@ static int find_range(struct stocker *stocker, struct failure *failure) {
 }
 
 /* Its cgroup directories are made as root (the guest must not own the files that hold its limits). */
-static int make_groups(struct stocker *stocker, const char *name, struct failure *failure) {
+static int make_groups(struct stocker *stocker, const char *name, struct slot_groups *groups, struct failure *failure) {
     const struct stocker_setup *setup = stocker->setup;
     setfsuid(0);
     setfsgid(0);
-    int fd = cgroups_make_slot(setup->cgroups, name, setup->config->guest_uid, failure);
+    int bad = cgroups_make_slot(setup->cgroups, name, setup->config->guest_uid, groups, failure);
     setfsgid(setup->config->guest_uid);
     setfsuid(setup->config->guest_uid);
-    return fd;
-}
-
-static int finish_slot(struct stocker *stocker, pid_t pid, uint32_t base, const char *name, int control,
-                       struct failure *failure) {
-    if (write_maps(pid, base, failure) < 0) return -1;
-    if (cgroups_attach(stocker->setup->cgroups, name, pid, failure) < 0) return -1;
-    if (packet_send(control, "g", 1, NULL, 0) < 0) return fail(failure, "go", errno);
-    return 0;
+    if (bad) cgroups_remove_slot(setup->cgroups, name);
+    return bad;
 }
 
 static void watch_range(struct stocker *stocker, uint32_t range, int pidfd) {
@@ -298,14 +292,11 @@ static int make_slot(struct stocker *stocker, uint32_t network, struct failure *
     } else if (prepare_network(failure) < 0) {
         return -1;
     }
-    int cgroup = make_groups(stocker, offer.name, failure);
-    if (cgroup < 0) {
-        cgroups_remove_slot(setup->cgroups, offer.name);
-        return -1;
-    }
+    struct slot_groups groups;
+    if (make_groups(stocker, offer.name, &groups, failure) < 0) return -1;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) < 0) {
         fail(failure, "slot-socket", errno);
-        close(cgroup);
+        cgroups_close_slot(&groups);
         cgroups_remove_slot(setup->cgroups, offer.name);
         return -1;
     }
@@ -313,20 +304,21 @@ static int make_slot(struct stocker *stocker, uint32_t network, struct failure *
         .flags = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_PIDFD | CLONE_INTO_CGROUP,
         .pidfd = (uint64_t)(uintptr_t)&pidfd,
         .exit_signal = SIGCHLD,
-        .cgroup = (uint64_t)cgroup,
+        .cgroup = (uint64_t)groups.unified,
     };
     pid_t pid = (pid_t)syscall(SYS_clone3, &arguments, sizeof arguments);
-    if (pid == 0) slot_main(setup->template, sockets[1], cgroup);
+    if (pid == 0) slot_main(setup->template, sockets[1], &groups);
     int error = errno;
     close(sockets[1]);
-    close(cgroup);
+    cgroups_close_slot(&groups);
     if (pid < 0) {
         close(sockets[0]);
         cgroups_remove_slot(setup->cgroups, offer.name);
         return fail(failure, "slot-clone", error);
     }
     watch_range(stocker, (uint32_t)range, pidfd);
-    int userns = -1, bad = finish_slot(stocker, pid, offer.uid_base, offer.name, sockets[0], failure);
+    int userns = -1, bad = write_maps(pid, offer.uid_base, failure);
+    if (!bad && packet_send(sockets[0], "g", 1, NULL, 0) < 0) bad = fail(failure, "go", errno);
     if (!bad && (userns = open_user_namespace(pid)) < 0) bad = fail(failure, "user-namespace", errno);
     offer.pid = pid;
     const int fds[3] = {sockets[0], pidfd, userns};
