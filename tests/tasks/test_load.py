@@ -217,7 +217,13 @@ def test_ignored_files_never_reach_a_sandbox(make_task: MakeTask) -> None:
     assert folder is not None
     assert sorted(path.name for path in folder.iterdir()) == ["keep", "test.sh"]
     assert os.access(folder / "test.sh", os.X_OK)
+    assert load_task(root).verifier.script == folder / "test.sh"
     assert load_task(root).verifier.tests_dir == folder
+
+
+def test_a_script_that_is_ignored_is_an_error(make_task: MakeTask) -> None:
+    (error,) = errors_of(make_task(files={"tests/.harborignore": "*.sh\n"}))
+    assert (error.file, error.message) == ("tests/test.sh", "is left out by tests/.harborignore")
 
 
 def test_an_overlay_completes_a_task_that_must_stay_unedited(make_task: MakeTask) -> None:
@@ -302,6 +308,7 @@ SPOILED: dict[str, tuple[str, dict[str, str | bytes | None], str, int | None, st
     "artifact-escapes": (
         '[[artifacts]]\nsource = "/app/../x"\n', {}, "task.toml", 10, "artifacts[0].source", "no `..`"),
     "recipe-missing": ('[proctor]\nimage = "no.toml"\n', {}, "task.toml", 10, "proctor.image", "does not exist"),
+    "bad-name": ('[task]\nname = "../x"\n', {}, "task.toml", 10, "task.name", "pattern"),
     "no-instruction": ("", {"instruction.md": None}, "instruction.md", None, None, "is missing"),
     "empty-instruction": ("", {"instruction.md": "# canary\n \n"}, "instruction.md", None, None, "is empty"),
     "instruction-not-text": ("", {"instruction.md": b"a\n\xff\n"}, "instruction.md", 2, None, "UTF-8"),

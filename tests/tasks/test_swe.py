@@ -169,6 +169,17 @@ def test_the_runner_follows_the_log_format(tmp_path: Path, log_format: str, runn
     assert (tests.runner, tests.compat_log_format) == (runner, log_format)
 
 
+@pytest.mark.parametrize(
+    ("created_at", "date"), [(1577934245000, None), ("last week", None), ("2020-01-02", "2020-01-02"), (None, None)]
+)
+def test_a_time_that_is_no_date_stays_out(tmp_path: Path, created_at: Any, date: str | None) -> None:
+    make_instance(tmp_path / "rows/a__b-1", {"created_at": created_at, "version": 3.1})
+    import_swe(tmp_path / "rows", tmp_path / "out")
+    task = load_task(tmp_path / "out/a__b-1")
+    assert task.date == date
+    assert task.metadata["version"] == "3.1"
+
+
 # Rows without what they need are named, and stay in the count.
 
 

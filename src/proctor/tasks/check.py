@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proctor.common import ConfigError, ProctorError
-from proctor.tasks.dataset import DATASET_FILE, dataset_problems
+from proctor.tasks.dataset import DATASET_FILE, dataset_problems, read_document
 from proctor.tasks.load import TASK_FILE, problems
 from proctor.tasks.model import Problem
 from proctor.tasks.rows import ROW_SUFFIXES
@@ -68,7 +68,8 @@ def _check_dataset(file: Path, host_env: Mapping[str, str] | None) -> CheckRepor
         replace(problem, file=DATASET_FILE) if problem.file == str(file) else problem
         for problem in dataset_problems(file, host_env=host_env)
     ]
-    count = file.read_text(encoding="utf-8", errors="replace").count("[[tasks]]")
+    document, _ = read_document(file)
+    count = len(document.tasks) if document is not None else 0
     return CheckReport(file.parent, count, tuple(found))
 
 

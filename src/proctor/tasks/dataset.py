@@ -94,7 +94,7 @@ def load_dataset(
 ) -> Dataset:
     """Read a `dataset.toml` and every selected task it names; digests that are given are verified."""
     wanted = selection or Selection()
-    document, findings = _read(file)
+    document, findings = read_document(file)
     raise_problems(file, findings.problems)
     assert document is not None
     tasks: list[DatasetEntry] = []
@@ -120,7 +120,7 @@ def dataset_problems(file: Path, *, host_env: Mapping[str, str] | None = None) -
 
     from proctor.tasks.load import problems
 
-    document, findings = _read(file)
+    document, findings = read_document(file)
     if document is None:
         return findings.problems
     for index, entry in enumerate(document.tasks):
@@ -135,7 +135,8 @@ def dataset_problems(file: Path, *, host_env: Mapping[str, str] | None = None) -
     return findings.problems
 
 
-def _read(file: Path) -> tuple[DatasetToml | None, Findings]:
+def read_document(file: Path) -> tuple[DatasetToml | None, Findings]:
+    """The checked document (None when it is wrong) and what was found; tasks are not read."""
     from pydantic import ValidationError
 
     from proctor.tasks.dataset_schema import DatasetToml

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proctor.common import ConfigError
+from proctor.common import ConfigError, atomic_write
 from proctor.tasks.findings import describe, raise_problems
 from proctor.tasks.load import TASK_FILE, read_task, task_digest
 from proctor.tasks.model import Unrunnable
@@ -56,7 +56,7 @@ def import_harbor(source: Path, out: Path, *, progress: Callable[[str, int, int]
         "tasks": [{"path": folder.name, "digest": task_digest(out / folder.name)} for folder in runnable] or None,
         "unrunnable": [{"name": one.name, "reason": one.reason} for one in unrunnable] or None,
     }
-    (out / "dataset.toml").write_text(dump_toml(document), encoding="utf-8")
+    atomic_write(out / "dataset.toml", dump_toml(document).encode())
     return HarborReport(out, tuple(imported), tuple(kept), tuple(unrunnable))
 
 

@@ -281,20 +281,21 @@ class _Reader:
         table = self.config.verifier
         tests = self.proctor.tests if self.proctor else None
         folder = self.root / "tests"
-        script = folder / "test.sh"
-        env = self._env(table.env, "verifier", "env")
-        if tests is None:
-            if not script.is_file() and not (folder / "test.bat").is_file():
-                self.findings.file_error("tests/test.sh", "is missing", "add it, or a [proctor.tests] table")
-            elif script.is_file():
-                self._text("tests/test.sh")
+        visible = visible_directory(folder) if folder.is_dir() else None
+        script = (visible or folder) / "test.sh"
+        if tests is None and (folder / "test.sh").is_file():
+            self._text("tests/test.sh")
+            if not script.is_file():
+                self.findings.file_error("tests/test.sh", "is left out by tests/.harborignore")
+        elif tests is None and not (folder / "test.bat").is_file():
+            self.findings.file_error("tests/test.sh", "is missing", "add it, or a [proctor.tests] table")
         return Verifier(
             kind="reward" if tests is None else "tests",
-            tests_dir=visible_directory(folder) if folder.is_dir() else None,
+            tests_dir=visible,
             script=script if tests is None else None,
             tests=self._tests(tests) if tests is not None else None,
             timeout_s=table.timeout_sec,
-            env=env,
+            env=self._env(table.env, "verifier", "env"),
             user=table.user,
         )
 
@@ -408,14 +409,14 @@ class _Reader:
     def _solution(self) -> Solution | None:
         folder = self.root / "solution"
         env = self._env(self.config.solution.env, "solution", "env")
-        script, patch = folder / "solve.sh", folder / "gold.patch"
+        visible = visible_directory(folder) if folder.is_dir() else folder
+        script, patch = visible / "solve.sh", visible / "gold.patch"
         if not script.is_file() and not patch.is_file():
-            self.findings.file_warning(
-                "solution/", None, "no solve.sh: no oracle can show that the task is solvable", rule="no-solution"
-            )
+            message = "no solve.sh: no oracle can show that the task is solvable"
+            self.findings.file_warning("solution/", None, message, rule="no-solution")
             return None
         return Solution(
-            directory=visible_directory(folder),
+            directory=visible,
             script=script if script.is_file() else None,
             patch=patch if patch.is_file() else None,
             env=env,

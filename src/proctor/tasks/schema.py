@@ -103,7 +103,7 @@ class Author(Table):
 class TaskTable(Table):
     """`[task]`: the name under which a registry lists the task."""
 
-    name: Name
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$")]
     version: str | None = None
     description: str = ""
     authors: list[Author] = []

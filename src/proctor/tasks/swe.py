@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proctor.common import ConfigError, digest_file, digest_json, digest_tree
+from proctor.common import ConfigError, atomic_write, digest_file, digest_json
 from proctor.tasks.instruction import strip_canary
 from proctor.tasks.load import task_digest
 from proctor.tasks.model import Unrunnable
@@ -153,7 +153,7 @@ def write_plan(plan: ImportPlan, out: Path, *, progress: Callable[[str, int, int
         "tasks": entries,
         "unrunnable": [{"name": one.name, "reason": one.reason} for one in plan.unrunnable] or None,
     }
-    (out / "dataset.toml").write_text(dump_toml(document), encoding="utf-8")
+    atomic_write(out / "dataset.toml", dump_toml(document).encode())
     return ImportReport(out, tuple(imported), tuple(kept), plan.unrunnable)
 
 
@@ -304,6 +304,7 @@ def _task_toml(row: SweRow, tests: dict[str, Any], env: EnvRecipe | None) -> dic
     metadata = {
         "repo": row.repo,
         "version": row.version,
+        "created_at": row.created_at,
         "base_commit": row.base_commit,
         "difficulty": row.difficulty,
         "python": env.python if env else None,
@@ -319,7 +320,7 @@ def _task_toml(row: SweRow, tests: dict[str, Any], env: EnvRecipe | None) -> dic
         "base_commit": None if env else row.base_commit,
         "instance_id": row.instance_id,
         "source": (env.dataset if env else None) or "SWE-bench",
-        "date": row.created_at,
+        "date": row.date,
         "difficulty": row.difficulty,
         "capabilities": ["software-engineering"],
         "image": None if env else row.image,
@@ -347,11 +348,16 @@ def _write_task(task: Planned, out: Path) -> bool:
         if task.archive is not None:
             _place_archive(task, draft / "environment" / task.archive.name)
         draft.chmod(0o755)
-        if target.exists():
-            if digest_tree(target) != digest_tree(draft):
-                raise ConfigError("is already there with other content", field=str(target), remedy="remove it first")
+        try:
+            draft.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+            if task_digest(target) != task_digest(draft):
+                raise ConfigError(
+                    "is already there with other content", field=str(target), remedy="remove it"
+                ) from None
             return False
-        draft.rename(target)
         return True
     finally:
         shutil.rmtree(draft, ignore_errors=True)

@@ -6,6 +6,7 @@ What real rows look like, and what they do to a naive reader, is told in docs/ta
 from __future__ import annotations
 
 import ast
+import datetime
 import io
 import json
 import re
@@ -93,10 +94,22 @@ class SweRow(BaseModel):
     def _ids(cls, value: Any) -> list[str]:
         return id_list(value)
 
-    @field_validator("created_at", mode="before")
+    @field_validator("created_at", "version", mode="before")
     @classmethod
-    def _time(cls, value: Any) -> Any:
-        return value.isoformat() if hasattr(value, "isoformat") else value
+    def _as_text(cls, value: Any) -> Any:
+        """Some copies of the dataset hold times and version numbers as such."""
+        if hasattr(value, "isoformat"):
+            return value.isoformat()
+        return str(value) if isinstance(value, int | float) else value
+
+    @property
+    def date(self) -> str | None:
+        """`created_at` when it is in ISO 8601."""
+        try:
+            datetime.datetime.fromisoformat(self.created_at or "")
+        except ValueError:
+            return None
+        return self.created_at
 
     @property
     def unused(self) -> list[str]:
