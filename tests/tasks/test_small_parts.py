@@ -101,6 +101,9 @@ def test_the_files_of_a_patch() -> None:
 
 def test_the_files_of_a_patch_without_git_lines() -> None:
     assert patch_paths("--- a/x.py\t2020-01-01\n+++ b/x.py\t2020-01-02\n@@ -1 +1 @@\n-1\n+2\n") == ("x.py",)
+    assert patch_paths("--- old/tests/x.py\n+++ new/tests/x.py\n@@ -1 +1 @@\n-1\n+2\n") == ("tests/x.py",)
+    assert patch_paths("--- x.py\n+++ x.py\n@@ -1 +1 @@\n-1\n+2\n") == ("x.py",)
+    assert patch_paths("diff --git i/x.py w/x.py\nold mode 100644\nnew mode 100755\n") == ("x.py",)
     assert patch_paths("") == ()
     assert patch_paths("no patch at all\n") == ()
 

@@ -11,10 +11,11 @@ _HUNK = re.compile(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
 
 def patch_paths(text: str) -> tuple[str, ...]:
-    """Repository paths that a git diff touches (old and new names), in order, each once.
+    """Repository paths that a diff touches (old and new names), in order, each once, as `git apply -p1` reads it.
 
     Lines inside hunks are skipped by their counts, so that a line of content such as `--- a/x` is not taken
-    for a header.
+    for a header. For patches of people: what a hostile patch does is told by looking at the tree afterwards, since
+    programs that apply patches are more lenient than any reader.
     """
     paths: dict[str, None] = {}
     old = new = 0
@@ -34,17 +35,20 @@ def patch_paths(text: str) -> tuple[str, ...]:
         elif found := _HEADER.match(line):
             name = _unquote(found.group(1).split("\t")[0].rstrip("\r"))
             if name != "/dev/null":
-                paths.setdefault(re.sub(r"^[ab]/", "", name))
+                paths.setdefault(_without_prefix(name))
     return tuple(paths)
 
 
 def _git_names(text: str) -> list[str]:
-    """The two names of a `diff --git a/x b/x` line, when both are the same name (else other lines tell)."""
+    """The name of a `diff --git a/x b/x` line, when both sides are the same (else other lines tell)."""
     half = (len(text) - 1) // 2
-    left, right = _unquote(text[:half]), _unquote(text[half + 1 :])
-    if left.startswith("a/") and right.startswith("b/") and left[2:] == right[2:]:
-        return [left[2:]]
-    return []
+    left, right = _without_prefix(_unquote(text[:half])), _without_prefix(_unquote(text[half + 1 :]))
+    return [left] if left == right and text[half : half + 1] == " " else []
+
+
+def _without_prefix(name: str) -> str:
+    """A name without its first component (`a/`, `b/`, whatever it is), as -p1 means."""
+    return name.split("/", 1)[1] if "/" in name else name
 
 
 def _unquote(name: str) -> str:
