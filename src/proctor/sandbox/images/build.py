@@ -12,20 +12,21 @@ import anyio
 from proctor.common import ConfigError, atomic_write, digest_file, digest_json, digest_tree
 from proctor.sandbox.contract import Image, ImageError, Layer
 from proctor.sandbox.images import archive, assets
-from proctor.sandbox.images.chroot import ChrootRoom, pack
 from proctor.sandbox.images.debian import RELEASES, build_debian
-from proctor.sandbox.images.machine import build_environment, build_files
+from proctor.sandbox.images.machine import build_environment
 from proctor.sandbox.images.manifest import is_digest
 from proctor.sandbox.images.python import python_base, series_of, toolkit_image
 from proctor.sandbox.images.recipe import Copy, Git, Recipe, Step, Unpack, load_recipe
+from proctor.sandbox.images.room import build_room, pack
 from proctor.sandbox.images.tools import Progress, silent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from proctor.sandbox.images.room import BuildRoom
     from proctor.sandbox.images.store import ImageStore, Workspace
 
-_BUILDER_VERSION = 1
+_BUILDER_VERSION = 2
 RUN_ENV = "env.run"
 """Label that names the variables which hold at run time but not while building."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -184,9 +185,9 @@ async def _build_step(
             layer = store.layer(digest)
             workspace.hold([layer])
             return layer
-    room = ChrootRoom(layers, workspace.directory("step"), build_files())
-    await _perform(plan, step, room, workspace, progress, number)
-    upper = room.finish()
+    async with build_room(layers, workspace, title=step.title) as room:
+        await _perform(plan, step, room, workspace, progress, number)
+        upper = await room.finish()
     changed = any(upper.iterdir())
     made = await anyio.to_thread.run_sync(workspace.commit, upper) if changed else None
     atomic_write(cache, (made.digest if made and made.digest else "none").encode() + b"\n")
@@ -212,7 +213,7 @@ def _cache_key(plan: _Plan, step: Step, layers: list[Layer]) -> str:
 
 
 async def _perform(
-    plan: _Plan, step: Step, room: ChrootRoom, workspace: Workspace, progress: Progress, number: int
+    plan: _Plan, step: Step, room: BuildRoom, workspace: Workspace, progress: Progress, number: int
 ) -> None:
     total = len(plan.recipe.steps)
     where = f"step {number + 1} ({step.title})"
@@ -227,10 +228,10 @@ async def _perform(
     else:
         packed = workspace.path / "files.tar"
         to = await anyio.to_thread.run_sync(_pack_step, plan, step, workspace, packed)
-        await room.unpack(packed, to, what=where)
+        await room.unpack(packed, to)
 
 
-async def _git(step: Git, room: ChrootRoom, where: str) -> None:
+async def _git(step: Git, room: BuildRoom, where: str) -> None:
     env = {"PATH": _PATH, "HOME": "/root", "MESSAGE": step.message, "GIT_CONFIG_NOSYSTEM": "1", "LC_ALL": "C"}
     await room.run(f"sh -c {shlex.quote(_GIT)}", cwd=step.path, env=env, what=where)
 
@@ -278,7 +279,6 @@ def _unpacked(plan: _Plan, unpack: Unpack, workspace: Workspace, target: Path) -
     if found != unpack.sha256:
         raise ConfigError(f"{path.name} has sha256 {found}, not {unpack.sha256}", field="unpack.sha256")
     tree = workspace.directory("archive")
-    with path.open("rb") as packed:
-        with archive.decompressed(packed, path.name) as stream:
-            archive.extract(stream, tree, what=path.name, deletions=False)
+    with path.open("rb") as packed, archive.decompressed(packed, path.name) as stream:
+        archive.extract(stream, tree, what=path.name, deletions=False)
     pack([(child, child.name) for child in sorted(tree.iterdir())], target)

@@ -15,25 +15,27 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 
-from proctor.common import ConfigError, atomic_write, digest_file, digest_json, digest_tree
+from proctor.common import ConfigError, atomic_write, digest_json, digest_tree
 from proctor.sandbox.contract import Image, ImageError
 from proctor.sandbox.images import assets, oci
 from proctor.sandbox.images.build import RUN_ENV, ensure_image
-from proctor.sandbox.images.chroot import BUILD_DIR
-from proctor.sandbox.images.machine import build_environment, build_files
+from proctor.sandbox.images.machine import BUILD_DIR, build_environment, build_files
 from proctor.sandbox.images.manifest import check_ref
-from proctor.sandbox.images.store import ImageStore, Workspace
 from proctor.sandbox.images.tools import Progress, require_root, require_tool, run_tool, silent
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from proctor.sandbox.images.store import ImageStore, Workspace
+
 Pull = Literal["auto", "never"]
-_BUILDER_VERSION = 2
+_BUILDER_VERSION = 3
 _PULL_TIMEOUT_S = 20.0
 _FROM = re.compile(r"^(\s*FROM\s+(?:--platform=\S+\s+)?)(\S+)(\s+AS\s+(\S+))?\s*$", re.IGNORECASE)
 _ARG = re.compile(r"^\s*ARG\s+([A-Za-z_]\w*)(?:=(.*))?\s*$", re.IGNORECASE)
@@ -219,12 +221,11 @@ class _Builder:
         folder = workspace.directory("build-files")
         for file_name, data in build_files().items():
             (folder / file_name).write_bytes(data)
-        (folder / "pip-cache").mkdir()
         target = f"localhost/proctor/built:{digest_json(ref)[7:23]}"
         self._progress(1, 3, f"building {path}")
         await self._run(
             "bud", "--isolation", "chroot", "--pull-never", "--layers", "--format", "oci", "--timestamp", "0",
-            "--volume", f"{folder}:{BUILD_DIR}:rw", "--file", str(replaced), "--tag", target, str(path.parent),
+            "--volume", f"{folder}:{BUILD_DIR}:ro", "--file", str(replaced), "--tag", target, str(path.parent),
             what=f"building {path}", env={"TMPDIR": str(workspace.path)},
         )  # fmt: skip
         self._progress(2, 3, "storing the layers")
@@ -310,3 +311,21 @@ def final_env(built: Mapping[str, str], extra: Mapping[str, str], base: Image | 
         if name in before:
             env.setdefault(name, before[name])
     return env
+
+
+def forget_builds(store: ImageStore) -> None:
+    """Remove what buildah keeps below the store, and the memory of earlier steps. Built images stay."""
+    import subprocess
+
+    root = store.root / "buildah"
+    if root.is_dir():
+        tool = [
+            require_tool("buildah"), "--root", str(root / "storage"), "--runroot", str(root / "run"),
+            "--storage-driver", "overlay",
+        ]  # fmt: skip
+        for arguments in (["rm", "--all"], ["rmi", "--all", "--force"]):
+            done = subprocess.run([*tool, *arguments], capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise ImageError(f"buildah {arguments[0]} failed: {done.stderr.strip()[-300:]}")
+        shutil.rmtree(root)
+    shutil.rmtree(store.root / "cache", ignore_errors=True)

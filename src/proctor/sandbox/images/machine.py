@@ -10,9 +10,9 @@ import configparser
 import os
 from pathlib import Path
 
-from proctor.sandbox.images.chroot import BUILD_DIR
 from proctor.sandbox.images.debian import machine_apt
 
+BUILD_DIR = "/run/proctor-build"
 _BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/ssl/cert.pem", "/etc/pki/tls/certs/ca-bundle.crt")
 _PASSED = (
     "http_proxy",
@@ -46,7 +46,8 @@ def build_environment() -> dict[str, str]:
         APT_CONFIG=f"{BUILD_DIR}/apt.conf",
         DEBIAN_FRONTEND="noninteractive",
         PIP_DISABLE_PIP_VERSION_CHECK="1",
-        PIP_CACHE_DIR=f"{BUILD_DIR}/pip-cache",
+        # Every version of pip reads this as "no cache"; "1" breaks those before 19.0.
+        PIP_NO_CACHE_DIR="off",
         PIP_ROOT_USER_ACTION="ignore",
         UV_NATIVE_TLS="1",
     )

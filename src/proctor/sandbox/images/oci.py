@@ -12,10 +12,9 @@ import os
 import re
 import subprocess
 import tarfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import anyio
 
@@ -23,8 +22,12 @@ from proctor.common import atomic_write, digest_json
 from proctor.sandbox.contract import Image, ImageError, Layer
 from proctor.sandbox.images import archive
 from proctor.sandbox.images.manifest import is_digest
-from proctor.sandbox.images.store import ImageStore, Workspace
 from proctor.sandbox.images.tools import Progress, require_root, require_tool, run_tool, silent
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from proctor.sandbox.images.store import ImageStore, Workspace
 
 _MAX_DOCUMENT = 16 << 20
 _MAX_LAYERS = 400

@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING
 import anyio
 
 from proctor.sandbox.contract import Image, ImageError, Layer
-from proctor.sandbox.images.chroot import ChrootRoom
 from proctor.sandbox.images.debian import RELEASES
+from proctor.sandbox.images.room import build_room
 from proctor.sandbox.images.tools import Progress, require_root, silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from proctor.sandbox.images.store import ImageStore, Workspace
+
 
 TOOLKIT_BASE = "debian:bookworm"
 PREFIX = "/opt/python"
@@ -133,10 +134,15 @@ async def toolkit_image(wanted: str, base: Image, *, store: ImageStore, progress
         workspace.hold(base.layers)
         toolkit = await anyio.to_thread.run_sync(_import_toolkit, chosen, base, workspace)
         progress(1, 2, "library cache")
-        room = ChrootRoom([*base.layers, toolkit], workspace.directory("ldconfig"), {})
-        check = f"ldconfig && rm -rf /var/cache/ldconfig && {python} -c 'import ssl, sqlite3, zlib, ctypes, venv'"
-        await room.run(check, cwd="/", env=dict(base.env), what=f"Python {chosen.version}", progress=progress, total=2)
-        cache = workspace.commit(room.finish())
+        # Compiled once here, or every sandbox would compile the standard library into its own disk.
+        check = (
+            f"ldconfig && rm -rf /var/cache/ldconfig && {python} -c 'import ssl, sqlite3, zlib, ctypes, venv'"
+            f" && {python} -m compileall -q {PREFIX}/{chosen.version}/lib/python{series_of(chosen.version)}"
+        )
+        async with build_room([*base.layers, toolkit], workspace, title=ref) as room:
+            await room.run(check, cwd="/", env=base.env, what=f"Python {chosen.version}", progress=progress, total=2)
+            upper = await room.finish()
+        cache = await anyio.to_thread.run_sync(workspace.commit, upper)
         path = base.env.get("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
         store.put(
             ref,

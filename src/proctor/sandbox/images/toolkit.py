@@ -5,15 +5,19 @@ from __future__ import annotations
 import importlib.resources
 import shutil
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 
 from proctor.common import digest_bytes
-from proctor.sandbox.contract import Layer
 from proctor.sandbox.images.machine import index_environment
-from proctor.sandbox.images.store import ImageStore, Workspace
 from proctor.sandbox.images.tools import Progress, require_root, run_tool, silent
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from proctor.sandbox.contract import Layer
+    from proctor.sandbox.images.store import ImageStore, Workspace
 
 PYTEST_HOME = "/opt/proctor/pytest"
 _LAUNCHER = f"""#!/usr/bin/env python3

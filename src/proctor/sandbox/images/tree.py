@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,15 @@ class TreeFacts:
 def is_whiteout(info: os.stat_result) -> bool:
     """True for the mark that deletes a name of the layers below."""
     return stat.S_ISCHR(info.st_mode) and info.st_rdev == 0
+
+
+def is_opaque(path: bytes) -> bool:
+    """True for a directory that hides what layers below have at its place."""
+    for name in _OPAQUE_NAMES:
+        with suppress(OSError):
+            if os.getxattr(path, name, follow_symlinks=False) in (b"y", b"x"):
+                return True
+    return False
 
 
 def walk(path: bytes) -> Iterator[tuple[bytes, os.stat_result]]:
