@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -12,7 +13,7 @@ import pytest
 import zstandard
 
 from proctor.common import ConfigError, RefusedError
-from proctor.sandbox import Edge, EndReason, Resources, SandboxLost
+from proctor.sandbox import Edge, EndReason, FileError, Resources, SandboxLost
 
 from .edges import small, until
 
@@ -286,3 +287,80 @@ async def test_the_receipt_tells_limits_peaks_and_mechanisms(edge: Edge) -> None
     assert receipt.network == "none"
     assert receipt.labels == {"trial": "1"}
     assert receipt.ended_at is not None
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+async def test_files_are_written_read_listed_and_removed(box: Box) -> None:
+    await box.write("/root/deep/er/file", b"\x00\xff content", mode=0o640)
+    assert await box.read("/root/deep/er/file") == b"\x00\xff content"
+    assert await box.read("/root/deep/er/file", max_bytes=2) == b"\x00\xff"
+    (entry,) = await box.list("/root/deep/er")
+    assert (entry.name, entry.kind, entry.size, entry.mode & 0o777) == ("file", "file", 10, 0o640)
+    assert (await box.stat("/root/deep")).kind == "dir"
+    await box.mkdir("/root/deep/other/dir")
+    await box.remove("/root/deep", recursive=True)
+    with pytest.raises(FileError) as missing:
+        await box.read("/root/deep/er/file")
+    assert missing.value.errno == errno.ENOENT
+
+
+async def test_paths_that_are_not_absolute_begin_at_the_working_directory(edge: Edge) -> None:
+    box = await edge.create(small(workdir="/tmp"))
+    await box.write("name", b"x")
+    assert await box.read("/tmp/name") == b"x"
+
+
+@pytest.mark.parametrize("suffix", ["", ".tar", ".tar.gz", ".tar.zst"])
+async def test_a_tree_goes_in_and_comes_out_the_same(box: Box, tmp_path: Path, suffix: str) -> None:
+    tree = tmp_path / "tree"
+    (tree / "sub/empty").mkdir(parents=True)
+    (tree / "sub/run").write_text("#!/bin/sh\n")
+    (tree / "sub/run").chmod(0o755)
+    (tree / "link").symlink_to("sub/run")
+    (tree / os.fsdecode(b"odd \xff\nname")).write_bytes(b"odd")
+    source = pack(tree, suffix) if suffix else tree
+    await box.upload(source, "/root/there")
+    await box.download("/root/there", tmp_path / "back")
+    assert listing(tmp_path / "back") == listing(tree)
+
+
+async def test_one_file_goes_in_and_comes_out(box: Box, tmp_path: Path) -> None:
+    (tmp_path / "tool").write_bytes(b"x" * 3_000_000)
+    (tmp_path / "tool").chmod(0o750)
+    await box.upload(tmp_path / "tool", "/root/bin/")
+    assert (await box.exec(["stat", "-c", "%a %s %U", "/root/bin/tool"])).text == "750 3000000 root\n"
+    await box.download("/root/bin/tool", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == (tmp_path / "tool").read_bytes()
+
+
+async def test_an_upload_belongs_to_the_user_it_is_for(box: Box, tmp_path: Path) -> None:
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "dir/file").write_text("x")
+    await box.exec("mkdir -m 777 /shared")
+    await box.upload(tmp_path / "dir", "/shared", user="nobody")
+    assert (await box.exec(["stat", "-c", "%U", "/shared/file"])).text == "nobody\n"
+
+
+def pack(tree: Path, suffix: str) -> Path:
+    target = tree.with_name(tree.name + suffix)
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz" if suffix == ".tar.gz" else "w") as tar:
+        tar.add(tree, ".")
+    raw = data.getvalue()
+    target.write_bytes(zstandard.ZstdCompressor().compress(raw) if suffix == ".tar.zst" else raw)
+    return target
+
+
+def listing(root: Path) -> dict[str, tuple[str, object]]:
+    found: dict[str, tuple[str, object]] = {}
+    for path in root.rglob("*"):
+        name = str(path.relative_to(root))
+        if path.is_symlink():
+            found[name] = ("link", os.readlink(path))
+        elif path.is_dir():
+            found[name] = ("dir", path.stat().st_mode)
+        else:
+            found[name] = ("file", (path.read_bytes(), path.stat().st_mode))
+    return found
