@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import anyio
 from tests.runs.conftest import DeskExaminer, make_plan
 
-from proctor.runs.engine import execute
+from proctor.common import ProctorError
+from proctor.runs.engine import execute, single_error
 
 if TYPE_CHECKING:
     from proctor.agents.contract import AgentResult
@@ -35,14 +36,19 @@ async def main(directory: Path, tasks: int, sleep_s: float) -> bool:
             async for _ in signals:
                 stop.set()
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(listen)
-        print("ready", flush=True)
-        plan = make_plan(tasks, ("solver",))
-        execution = await execute(plan, directory, DeskExaminer(desk, act), concurrency=4, stop=stop)
-        group.cancel_scope.cancel()
+    with single_error():
+        async with anyio.create_task_group() as group:
+            group.start_soon(listen)
+            print("ready", flush=True)
+            plan = make_plan(tasks, ("solver",))
+            execution = await execute(plan, directory, DeskExaminer(desk, act), concurrency=4, stop=stop)
+            group.cancel_scope.cancel()
     return execution.interrupted
 
 
 if __name__ == "__main__":
-    sys.exit(130 if anyio.run(main, Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])) else 0)
+    try:
+        sys.exit(130 if anyio.run(main, Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])) else 0)
+    except ProctorError as error:
+        print(error.line(), flush=True)
+        sys.exit(error.exit_code)

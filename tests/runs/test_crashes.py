@@ -82,3 +82,32 @@ def test_a_signal_stops_the_run_in_good_order(number: signal.Signals, tmp_path: 
     assert started - ended == {row.data["trial"] for row in ledger.of("cancelled")}
     assert start(run_dir, sleep_s=0.0).wait(timeout=60) == 0
     check_finished(run_dir)
+
+
+FULL_DISK = """
+set -eu
+mount -t tmpfs -o size=400k tmpfs "$1"
+"$2" -m tests.runs.driver "$1/run" 30 0 > "$3/first" || echo $? > "$3/code"
+ls -A "$1/run/trials" > "$3/trials"
+mount -o remount,size=64m "$1"
+"$2" -m tests.runs.driver "$1/run" 30 0
+cp -a "$1/run" "$3/run"
+"""
+
+
+@pytest.mark.sandbox
+def test_a_full_disk_is_one_clear_error_and_loses_nothing(tmp_path: Path) -> None:
+    """On a real full file system, in a mount namespace of its own."""
+    (small := tmp_path / "small").mkdir()
+    (out := tmp_path / "out").mkdir()
+    command = ["unshare", "-m", "sh", "-c", FULL_DISK, "sh", str(small), sys.executable, str(out)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=60, stdout=subprocess.DEVNULL)
+    ready, message = (out / "first").read_text().splitlines()
+    assert ready == "ready"
+    assert "the disk is full: cannot write" in message
+    assert "--resume" in message
+    assert (out / "code").read_text().strip() == "6"
+    trials = (out / "trials").read_text().split()
+    assert 0 < len(trials) < TASKS
+    assert not any(name.startswith(".") for name in trials)
+    check_finished(out / "run")
