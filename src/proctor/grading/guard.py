@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import anyio
 import anyio.to_thread
 
-from proctor.grading._fanotify import FAN_OPEN_PERM, DirectoryWatch, Event
+from proctor.grading._fanotify import FAN_MOVED_TO, FAN_OPEN_PERM, DirectoryWatch, Event, NameEvent
 from proctor.grading.contract import GradeFinding
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 NAMES = ("reward.json", "reward.txt")
 _MAIN_DEADLINE_S = 10.0
+_OPENAT = {"x86_64": 257, "aarch64": 56}
 
 
 @dataclass(slots=True)
@@ -36,7 +37,9 @@ class _Watched:
     main: int | None = None
     writers: set[int] = field(default_factory=set)
     written: set[int] = field(default_factory=set)
-    refused: list[str] = field(default_factory=list)
+    created: dict[str, set[int]] = field(default_factory=dict)
+    attempts: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 class RewardGuard:
@@ -54,15 +57,18 @@ class RewardGuard:
         self._folder = -1
         self._watch: DirectoryWatch | None = None
         self._guest: int | None = getattr(box, "host_pid", None)
+        self._before: set[int] = set()
         self._why_not = ""
 
     async def __aenter__(self) -> Self:
         if self._guest is None:
             self._why_not = "the sandbox does not tell its process id"
             return self
+        # In a room there is none; a live deliverable's processes are no part of the verifier.
+        self._before = set(_children(self._guest))
         try:
             self._folder = _open_inside(self._guest, self._directory)
-            self._watch = DirectoryWatch(self._folder, self._decide)
+            self._watch = DirectoryWatch(self._folder, self._decide, self._named)
         except OSError as error:
             self._why_not = str(error)
         return self
@@ -75,8 +81,7 @@ class RewardGuard:
             os.close(self._folder)
 
     async def beside(self, command: Awaitable[T]) -> T:
-        """Run the verifier's command while its main process is looked for: the first child of the guest, which
-        has no other while we watch."""
+        """Run the verifier's command while its main process is looked for: the first new child of the guest."""
         finder = anyio.CancelScope()
         outcome: list[T] = []
         error: list[Exception] = []
@@ -84,7 +89,7 @@ class RewardGuard:
         async def find() -> None:
             with finder, anyio.move_on_after(_MAIN_DEADLINE_S):
                 while self._watch is not None and self._guest is not None and self._seen.main is None:
-                    self._seen.main = _first_child(self._guest)
+                    self._seen.main = self._first_child()
                     await anyio.sleep(0.001)
 
         async with anyio.create_task_group() as group:
@@ -99,38 +104,83 @@ class RewardGuard:
         return outcome[0]
 
     async def findings(self) -> list[GradeFinding]:
-        """What was seen. `reward-writer` with severity `disqualify`: the file that is there was not written by the
-        verifier, so it must not be believed."""
+        """What was seen. A `reward-writer` finding: somebody but the verifier wrote, or tried to write, a reward, so
+        no reward of this run is believed."""
         if self._watch is None:
             return [GradeFinding("unguarded", f"who writes the reward was not watched: {self._why_not}")]
         await anyio.to_thread.run_sync(self._watch.close)
-        found = [GradeFinding("reward-attempt", text, "review") for text in self._seen.refused[:10]]
+        seen = self._seen
+        wrong = list(dict.fromkeys(seen.attempts))
+        wrong += [f"{name} was made by process {pid}, not by the verifier"
+                  for name, pids in seen.created.items() for pid in sorted(pids - seen.writers)]  # fmt: skip
         for name in NAMES:
             inode = _inode(self._guest, self._directory, name)
-            if inode is not None and (inode not in self._seen.written or self._watch.overflowed):
-                found.append(GradeFinding("reward-writer", f"{name} was not written by the verifier", "review"))
-        return found
+            if inode is not None and inode not in seen.written:
+                wrong.append(f"{name} was not written by the verifier")
+        if self._watch.overflowed:
+            wrong.append("more events than the kernel could queue")
+        found = [GradeFinding("reward-writer", text, "review") for text in wrong[:10]]
+        return found + [GradeFinding("inherited-writer", text) for text in list(dict.fromkeys(seen.notes))[:3]]
+
+    def _first_child(self) -> int | None:
+        """The guest's oldest child that was not there before."""
+        children = [] if self._guest is None else [c for c in _children(self._guest) if c not in self._before]
+        return min(children, key=lambda child: (_stat(child)[1], child), default=None)
+
+    def _named(self, event: NameEvent) -> None:
+        if event.name not in NAMES:
+            return
+        if event.mask & FAN_MOVED_TO:
+            self._seen.attempts.append(f"{event.name} was moved into place, not written")
+        else:
+            self._seen.created.setdefault(event.name, set()).add(event.pid)
 
     def _decide(self, event: Event) -> bool:
         path = os.readlink(f"/proc/self/fd/{event.fd}")
         name = path.removesuffix(" (deleted)").rsplit("/", 1)[-1]
         if name not in NAMES:
             return True
-        inode = os.fstat(event.fd).st_ino
-        if not event.mask & FAN_OPEN_PERM:
-            if event.pid in self._seen.writers:
-                self._seen.written.add(inode)
-            else:
-                self._seen.written.discard(inode)
-                self._seen.refused.append(f"{name} was written through a descriptor that process {event.pid} inherited")
+        if event.mask & FAN_OPEN_PERM:
+            return self._may_open(event.pid, name)
+        self._wrote(event.pid, name, os.fstat(event.fd).st_ino)
+        return True
+
+    def _may_open(self, pid: int, name: str) -> bool:
+        """Writers: the main process and its children. Readers: anybody."""
+        if self._seen.main is None:
+            self._seen.main = self._first_child()
+        main = self._seen.main
+        if main is not None and (pid == main or _parent(pid) == main):
+            self._seen.writers.add(pid)
             return True
-        main = self._seen.main if self._seen.main is not None else _first_child(self._guest or -1)
-        self._seen.main = main
-        if main is not None and (event.pid == main or _parent(event.pid) == main):
-            self._seen.writers.add(event.pid)
+        if _opens_for_reading(pid):
             return True
-        self._seen.refused.append(f"{name}: opening it was refused to {_describe(event.pid, main)}")
+        self._seen.attempts.append(f"{name}: writing it was refused to {_describe(pid, main)}")
         return False
+
+    def _wrote(self, pid: int, name: str, inode: int) -> None:
+        """A write by a process that did not open the file itself came through an inherited descriptor: a shell's
+        redirection for its child, which may be gone by now, or one that was handed further down."""
+        parent = _parent(pid)
+        if pid not in self._seen.writers and parent not in (0, self._seen.main):
+            self._seen.attempts.append(f"{name} was written by {_describe(pid, self._seen.main)}")
+            return
+        if pid not in self._seen.writers:
+            self._seen.notes.append(f"{name} was written through a descriptor that the verifier had opened")
+        self._seen.written.add(inode)
+
+
+def _opens_for_reading(pid: int) -> bool:
+    """Whether the open that a process waits in is read-only, by the kernel's word; False when that is not plain."""
+    try:
+        with open(f"/proc/{pid}/syscall", encoding="ascii") as file:
+            words = file.read().split()
+        number, flags = int(words[0]), int(words[3], 16)
+    except (OSError, ValueError, IndexError):
+        return False
+    if number != _OPENAT.get(os.uname().machine):
+        return False
+    return flags & os.O_ACCMODE == os.O_RDONLY and not flags & (os.O_CREAT | os.O_TRUNC)
 
 
 def _open_inside(guest: int, path: str) -> int:
@@ -161,15 +211,12 @@ def _inode(guest: int | None, directory: str, name: str) -> int | None:
         os.close(folder)
 
 
-def _first_child(guest: int) -> int | None:
-    """The oldest child of the guest."""
+def _children(guest: int) -> list[int]:
     try:
         with open(f"/proc/{guest}/task/{guest}/children", encoding="ascii") as file:
-            children = [int(word) for word in file.read().split()]
+            return [int(word) for word in file.read().split()]
     except OSError:
-        return None
-    started = {child: _stat(child)[1] for child in children}
-    return min(children, key=lambda child: (started[child], child), default=None)
+        return []
 
 
 def _stat(pid: int) -> tuple[int, int]:
