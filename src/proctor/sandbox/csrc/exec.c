@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -119,13 +120,6 @@ static int set_oom_score(const struct guest_config *config) {
     return written == length ? 0 : -1;
 }
 
-static int set_limits(const struct exec_setup *setup) {
-    const rlim_t soft = setup->files_max < 65536 ? setup->files_max : 65536;
-    const struct rlimit files = {.rlim_cur = soft, .rlim_max = setup->files_max};
-    const struct rlimit core = {0, 0};
-    return setrlimit(RLIMIT_NOFILE, &files) < 0 || setrlimit(RLIMIT_CORE, &core) < 0 ? -1 : 0;
-}
-
 static int set_capabilities(uint64_t mask) {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct data[2] = {0};
@@ -133,32 +127,19 @@ static int set_capabilities(uint64_t mask) {
     return (int)syscall(SYS_capset, &header, data);
 }
 
-/* What this kernel knows of `mask`. */
-static uint64_t known_capabilities(uint64_t mask) {
-    uint64_t known = 0;
-    for (int cap = 0; cap < 64 && prctl(PR_CAPBSET_READ, cap, 0, 0, 0) >= 0; cap++) known |= 1ULL << cap;
-    return mask & known;
-}
-
-static const char *become(const struct guest_config *config, const struct user *user) {
-    if (!config->set_ids) return NULL; /* guest-dev: children stay who the caller is */
-    for (int cap = 0; cap < 64; cap++) {
-        if ((config->capability_mask >> cap & 1) != 0) continue;
-        if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0 && errno != EINVAL) return "bounding";
-    }
-    if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) < 0) return "ambient";
+static const char *become(const struct exec_setup *setup, const struct user *user) {
+    if (!setup->config->set_ids) return NULL; /* guest-dev: children stay who the caller is */
     if (setgroups(user->group_count, user->groups) < 0) return "setgroups";
     if (setresgid(user->gid, user->gid, user->gid) < 0) return "setgid";
     if (setresuid(user->uid, user->uid, user->uid) < 0) return "setuid";
     /* A change of ids sets this to fs.suid_dumpable, which an administrator may have raised. */
     if (prctl(PR_SET_DUMPABLE, 0) < 0) return "dumpable";
     /* The guest's uid was not 0, so the kernel's own rule that leaving uid 0 drops everything does not apply. */
-    if (set_capabilities(user->uid == 0 ? known_capabilities(config->capability_mask) : 0) < 0) return "capset";
+    if (set_capabilities(user->uid == 0 ? setup->capabilities : 0) < 0) return "capset";
     return NULL;
 }
 
 static int confine(const struct guest_config *config) {
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0) return -1;
     if (config->seccomp == NULL || config->seccomp_count == 0) return 0;
     const struct sock_fprog program = {.len = config->seccomp_count, .filter = (struct sock_filter *)config->seccomp};
     return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0);
@@ -231,8 +212,7 @@ static _Noreturn void run_child(struct child *child) {
     if (arrange_files(child) < 0) fail(child, "descriptors");
     if (set_oom_score(config) < 0) fail(child, "oom_score_adj");
     if (user_lookup(request->user != NULL ? request->user : "root", &user) < 0) fail(child, "user");
-    if (set_limits(child->setup) < 0) fail(child, "limits");
-    const char *step = become(config, &user);
+    const char *step = become(child->setup, &user);
     if (step != NULL) fail(child, step);
     if (request->flags & EXEC_LOGIN_ENV) add_login_env(request, &user);
     if (chdir(request->cwd != NULL ? request->cwd : "/") < 0) fail(child, "chdir");
@@ -251,6 +231,25 @@ static _Noreturn void run_child(struct child *child) {
     }
     execute_found(request);
     fail(child, "exec");
+}
+
+/* ---- what all children inherit --------------------------------------------------------------------------------------- */
+
+/* The guest never executes anything, so what takes effect at an execve, or only binds downwards, is done once in the guest
+ * itself: bounding set, ambient set, no_new_privs, limits. */
+int exec_prepare(struct exec_setup *setup, const struct guest_config *config) {
+    const struct rlimit core = {0, 0};
+    struct rlimit files;
+    *setup = (struct exec_setup){.config = config, .null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC)};
+    if (setup->null_fd < 0 || getrlimit(RLIMIT_NOFILE, &files) < 0) return -1;
+    files.rlim_cur = files.rlim_max < FILES_SOFT ? files.rlim_max : FILES_SOFT;
+    if (setrlimit(RLIMIT_NOFILE, &files) < 0 || setrlimit(RLIMIT_CORE, &core) < 0) return -1;
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 || prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) < 0) return -1;
+    for (int cap = 0; cap < 64 && prctl(PR_CAPBSET_READ, cap, 0, 0, 0) >= 0; cap++) {
+        if ((config->capability_mask >> cap & 1) != 0) setup->capabilities |= 1ULL << cap;
+        else if (config->set_ids && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0) return -1;
+    }
+    return 0;
 }
 
 /* ---- the guest's side -------------------------------------------------------------------------------------------- */

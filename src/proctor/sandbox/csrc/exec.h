@@ -4,7 +4,6 @@
 
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/resource.h>
 #include <sys/types.h>
 
 #include "frame.h"
@@ -29,7 +28,7 @@ enum request_flag {
     EXEC_FLAGS_ALL = 15,
 };
 
-enum { REQUEST_ITEMS_MAX = 32768, REPORT_FD_MAX = 255 };
+enum { REQUEST_ITEMS_MAX = 32768, REPORT_FD_MAX = 255, FILES_SOFT = 65536 };
 
 struct exec_request {
     uint32_t flags;
@@ -52,8 +51,11 @@ struct exec_pipes {
 struct exec_setup {
     const struct guest_config *config;
     int null_fd;
-    rlim_t files_max;
+    uint64_t capabilities; /* what a child may have as uid 0 */
 };
+
+/* Once, in the guest: fills `setup` and puts in place what children inherit. 0, or -1 and errno. */
+int exec_prepare(struct exec_setup *setup, const struct guest_config *config);
 
 /* Makes the pipes, forks into `group` and sets the child up. Returns the pid; -1 and errno, and the step's name. */
 pid_t exec_spawn(const struct exec_setup *setup, const struct exec_request *request, const struct exec_group *group,

@@ -12,26 +12,59 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static void group_name(const struct exec_group *group, char *name, size_t size) { snprintf(name, size, "e%u", group->id); }
+enum { IDLE_MAX = 16 };
+
+static struct exec_group idle[IDLE_MAX]; /* empty groups, ready to be used again */
+static unsigned idle_count;
+static uint32_t last_name;
 
 /* Marks only ever go down: raising a hard limit would need a privilege. */
 static rlim_t mark_of(uint32_t id) { return (rlim_t)1 << 40 | (UINT32_MAX - id); }
 
-int group_create(struct exec_group *group, int parent_fd, uint32_t id) {
-    char name[16];
-    *group = (struct exec_group){.id = id, .parent_fd = parent_fd, .dir_fd = -1, .events_fd = -1};
-    if (parent_fd < 0) {
-        const struct rlimit mark = {.rlim_cur = mark_of(id), .rlim_max = mark_of(id)};
-        return setrlimit(RLIMIT_LOCKS, &mark);
-    }
-    group_name(group, name, sizeof name);
+static int make_directory(struct exec_group *group, int parent_fd) {
+    char name[16], events[32];
+    group->name = ++last_name;
+    snprintf(name, sizeof name, "e%u", group->name);
+    snprintf(events, sizeof events, "%s/cgroup.events", name);
     if (mkdirat(parent_fd, name, 0755) < 0) return -1;
     group->dir_fd = openat(parent_fd, name, O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    if (group->dir_fd >= 0) return 0;
+    group->events_fd = openat(parent_fd, events, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (group->dir_fd >= 0 && group->events_fd >= 0) return 0;
     int error = errno;
+    if (group->dir_fd >= 0) close(group->dir_fd);
     unlinkat(parent_fd, name, AT_REMOVEDIR);
     errno = error;
     return -1;
+}
+
+int group_create(struct exec_group *group, int parent_fd, uint32_t id) {
+    if (parent_fd < 0) {
+        const struct rlimit mark = {.rlim_cur = mark_of(id), .rlim_max = mark_of(id)};
+        *group = (struct exec_group){.id = id, .dir_fd = -1, .events_fd = -1};
+        return setrlimit(RLIMIT_LOCKS, &mark);
+    }
+    if (idle_count > 0) {
+        *group = idle[--idle_count];
+        group->id = id;
+        return 0;
+    }
+    *group = (struct exec_group){.id = id};
+    return make_directory(group, parent_fd);
+}
+
+int group_release(struct exec_group *group, int parent_fd) {
+    char name[16];
+    if (group->dir_fd < 0) return 0;
+    /* Never one that was killed: the kernel (6.12 and later at least) compares the count of kills of the parent's group with that
+     * of the group a child is cloned into, and where they differ it kills the child at birth. */
+    if (!group->killed && idle_count < IDLE_MAX) {
+        idle[idle_count++] = *group;
+        return 0;
+    }
+    close(group->dir_fd);
+    close(group->events_fd);
+    snprintf(name, sizeof name, "e%u", group->name);
+    return unlinkat(parent_fd, name, AT_REMOVEDIR);
 }
 
 /* 'R', 'S', 'Z', … of a process, or 0 when it is gone. */
@@ -86,6 +119,7 @@ static int walk_processes(const uint32_t *id, int signal) {
 int processes_alive(void) { return walk_processes(NULL, 0); }
 
 int group_kill(struct exec_group *group) {
+    group->killed = 1;
     if (group->dir_fd < 0) return walk_processes(&group->id, SIGKILL) < 0 ? -1 : 0;
     int fd = openat(group->dir_fd, "cgroup.kill", O_WRONLY | O_CLOEXEC);
     if (fd < 0) return -1;
@@ -111,25 +145,14 @@ int group_count(const struct exec_group *group) {
     return got == 0 ? count : -1;
 }
 
-int group_remove(struct exec_group *group) {
+int group_is_empty(const struct exec_group *group) {
+    char text[128];
     if (group->dir_fd < 0) {
         int left = walk_processes(&group->id, 0);
         return left < 0 ? -1 : left == 0;
     }
-    char name[16];
-    group_name(group, name, sizeof name);
-    if (unlinkat(group->parent_fd, name, AT_REMOVEDIR) < 0) return errno == EBUSY ? 0 : -1;
-    close(group->dir_fd);
-    if (group->events_fd >= 0) close(group->events_fd);
-    group->dir_fd = group->events_fd = -1;
-    return 1;
-}
-
-int group_watch(struct exec_group *group) {
-    char text[128];
-    if (group->dir_fd < 0) return -1;
-    if (group->events_fd < 0) group->events_fd = openat(group->dir_fd, "cgroup.events", O_RDONLY | O_CLOEXEC);
-    /* Reading arms the notification: what changes after this read is reported. */
-    if (group->events_fd >= 0 && pread(group->events_fd, text, sizeof text, 0) < 0) return -1;
-    return group->events_fd;
+    ssize_t got = pread(group->events_fd, text, sizeof text - 1, 0);
+    if (got < 0) return -1;
+    text[got] = '\0';
+    return strstr(text, "populated 0") != NULL;
 }

@@ -10,13 +10,15 @@
 #include <sys/types.h>
 
 struct exec_group {
-    uint32_t id;
-    int parent_fd;
+    uint32_t id;   /* the exec's */
+    uint32_t name; /* of the directory: `e<name>` */
     int dir_fd;    /* -1 without a cgroup */
-    int events_fd; /* cgroup.events, once somebody waits for the group to become empty */
+    int events_fd; /* cgroup.events: reports POLLPRI when it has changed since it was last read */
+    int killed;    /* cgroup.kill was written */
 };
 
-/* 0, or -1 and errno. Without a cgroup it marks the calling process, so that the next fork inherits the mark. */
+/* A fresh group, or an empty one that was used before: making and removing a directory costs more than a fork. 0, or -1 and
+ * errno. Without a cgroup (`parent_fd` -1) it marks the calling process, so that the next fork inherits the mark. */
 int group_create(struct exec_group *group, int parent_fd, uint32_t id);
 
 /* Kills every member. 0, or -1 and errno. */
@@ -25,11 +27,11 @@ int group_kill(struct exec_group *group);
 /* Members that are alive (zombies are not); -1 and errno. */
 int group_count(const struct exec_group *group);
 
-/* Removes an empty group. 1 = removed, 0 = it still has members, -1 and errno. */
-int group_remove(struct exec_group *group);
+/* Whether no member is alive any more: 1 or 0, -1 and errno. Without a cgroup one has to ask again after a while. */
+int group_is_empty(const struct exec_group *group);
 
-/* A descriptor that reports POLLPRI when the group may have become empty, or -1 where one has to ask again after a while. */
-int group_watch(struct exec_group *group);
+/* Gives back an empty group. 0, or -1 and errno. */
+int group_release(struct exec_group *group, int parent_fd);
 
 /* Processes of the caller's pid namespace other than the caller that are alive. */
 int processes_alive(void);

@@ -227,7 +227,6 @@ static int keep_group(struct exec *exec) {
         if (kept->id != 0) continue;
         *kept = (struct kept){.id = exec->id, .group = exec->group, .pipes = {-1, -1, -1, -1}};
         for (int sub = SUB_STDOUT; sub < SUB_COUNT; sub++) kept->pipes[sub] = exec->outputs[sub].fd;
-        group_watch(&kept->group);
         return 0;
     }
     return -1;
@@ -245,10 +244,9 @@ static bool kept_full(void) {
 static int advance(struct exec *exec) {
     if (!exec->exited) return 0;
     if (exec->emptying && !exec->empty) {
-        group_watch(&exec->group);
-        int removed = group_remove(&exec->group);
-        if (removed < 0) return -1;
-        if (removed == 0) return 0;
+        int empty = group_is_empty(&exec->group);
+        if (empty < 0) return -1;
+        if (empty == 0) return 0;
         exec->empty = true;
         if (limit_outputs(exec) < 0) return -1;
     }
@@ -256,7 +254,7 @@ static int advance(struct exec *exec) {
         if (output_open(exec, sub)) return 0;
     }
     bool kept = exec->keeping;
-    if (kept && keep_group(exec) < 0) return -1;
+    if ((kept ? keep_group(exec) : group_release(&exec->group, setup.config->cgroup_fd)) < 0) return -1;
     uint32_t id = exec->id;
     exec->id = 0;
     return send_u32(FRAME_CLOSED, id, 0, kept);
@@ -302,7 +300,7 @@ static int fail_exec(struct exec *exec) {
     uint32_t id = exec->id;
     if (end_input(exec, false) < 0) return -1;
     for (uint8_t sub = SUB_STDOUT; sub < SUB_COUNT; sub++) close_fd(&exec->outputs[sub].fd);
-    if (group_remove(&exec->group) < 0) return -1;
+    if (group_release(&exec->group, setup.config->cgroup_fd) < 0) return -1;
     exec->id = 0;
     return send_failed(id, exec->failed_errno, exec->failed_step);
 }
@@ -313,16 +311,16 @@ static int exec_exited(struct exec *exec) {
     if (exec->status_fd >= 0 && read_status(exec) < 0) return -1;
     if (exec->failed_step[0] != '\0') return fail_exec(exec);
     if (end_input(exec, (exec->flags & EXEC_STDIN) != 0) < 0) return -1;
-    int removed = group_remove(&exec->group);
-    if (removed < 0) return -1;
-    if (removed == 0 && (exec->flags & EXEC_KEEP) != 0 && !exec->killed && !killing_all && !kept_full()) {
+    int empty = group_is_empty(&exec->group);
+    if (empty < 0) return -1;
+    if (!empty && (exec->flags & EXEC_KEEP) != 0 && !exec->killed && !killing_all && !kept_full()) {
         exec->keeping = true;
         return send_exited(exec, 0) < 0 || limit_outputs(exec) < 0 ? -1 : advance(exec);
     }
-    int leftover = removed == 1 ? 0 : group_count(&exec->group);
+    int leftover = empty ? 0 : group_count(&exec->group);
     if (leftover < 0 || send_exited(exec, (uint32_t)leftover) < 0) return -1;
     exec->emptying = true;
-    exec->empty = removed == 1;
+    exec->empty = empty;
     if (exec->empty) return limit_outputs(exec) < 0 ? -1 : advance(exec);
     return kill_group(exec) < 0 ? -1 : advance(exec);
 }
@@ -359,7 +357,7 @@ static int start_exec(uint32_t id, struct exec_request *wanted) {
     exec->pid = exec_spawn(&setup, wanted, &exec->group, &pipes, &step);
     if (exec->pid < 0) {
         int error = errno;
-        if (group_remove(&exec->group) < 0) return -1;
+        if (group_release(&exec->group, setup.config->cgroup_fd) < 0) return -1;
         return send_failed(id, error, step);
     }
     exec->id = id;
@@ -464,10 +462,10 @@ static int read_host(void) {
 /* ---- killing everything, and groups that outlived their exec ----------------------------------------------------- */
 
 static int kept_advance(struct kept *kept) {
-    group_watch(&kept->group);
     if (kept->killed && kept->group.dir_fd < 0 && group_kill(&kept->group) < 0) return -1;
-    int removed = group_remove(&kept->group);
-    if (removed <= 0) return removed;
+    int empty = group_is_empty(&kept->group);
+    if (empty <= 0) return empty;
+    if (group_release(&kept->group, setup.config->cgroup_fd) < 0) return -1;
     for (int sub = 0; sub < SUB_COUNT; sub++) close_fd(&kept->pipes[sub]);
     uint32_t id = kept->id;
     kept->id = 0;
@@ -596,11 +594,8 @@ static int turn(void) {
 }
 
 static int prepare(int channel_fd, const struct guest_config *config) {
-    struct rlimit files;
     sigset_t all;
-    if (prctl(PR_SET_DUMPABLE, 0) < 0 || getrlimit(RLIMIT_NOFILE, &files) < 0) return -1;
-    files.rlim_cur = files.rlim_max;
-    if (setrlimit(RLIMIT_NOFILE, &files) < 0) return -1;
+    if (prctl(PR_SET_DUMPABLE, 0) < 0 || exec_prepare(&setup, config) < 0) return -1;
     if (!config->is_init && prctl(PR_SET_CHILD_SUBREAPER, 1) < 0) return -1;
     for (int signal = 1; signal < NSIG; signal++) {
         struct sigaction action = {.sa_handler = SIG_DFL};
@@ -611,9 +606,8 @@ static int prepare(int channel_fd, const struct guest_config *config) {
     sigemptyset(&all);
     sigaddset(&all, SIGCHLD);
     signal_fd = signalfd(-1, &all, SFD_CLOEXEC | SFD_NONBLOCK);
-    setup = (struct exec_setup){.config = config, .null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC), .files_max = files.rlim_max};
     channel.fd = channel_fd;
-    if (signal_fd < 0 || setup.null_fd < 0 || fcntl(channel_fd, F_SETFD, FD_CLOEXEC) < 0) return -1;
+    if (signal_fd < 0 || fcntl(channel_fd, F_SETFD, FD_CLOEXEC) < 0) return -1;
     uint8_t hello[8];
     put_u32(hello, PROTOCOL_VERSION);
     put_u32(hello + 4, config->cgroup_fd >= 0);
