@@ -97,6 +97,7 @@ class Launcher:
         self._pending: dict[int, _Pending] = {}
         self._next_request = 1
         self._reading = False
+        self._sending = anyio.Lock(fast_acquire=True)
         self._unified_fd = -1
         self._lost: str | None = None
 
@@ -201,15 +202,17 @@ class Launcher:
             self.layout = self.layout.with_unified(Path(f"/proc/self/fd/{self._unified_fd}/../.."))
 
     async def _send(self, data: bytes, fds: tuple[int, ...]) -> None:
-        while True:
-            try:
-                socket.send_fds(self._socket, [data], list(fds))
-                return
-            except BlockingIOError:
-                await anyio.wait_writable(self._socket)
-            except OSError as error:
-                self._lose(f"send: {os.strerror(error.errno or errno.EIO)}")
-                raise LaunchError("the launcher is gone", remedy="start a new Edge") from error
+        # One at a time: only one task may wait for the socket, and requests keep their order.
+        async with self._sending:
+            while True:
+                try:
+                    socket.send_fds(self._socket, [data], list(fds))
+                    return
+                except BlockingIOError:
+                    await anyio.wait_writable(self._socket)
+                except OSError as error:
+                    self._lose(f"send: {os.strerror(error.errno or errno.EIO)}")
+                    raise LaunchError("the launcher is gone", remedy="start a new Edge") from error
 
     async def _reply(self, pending: _Pending) -> LaunchReply:
         """Wait for `pending` to be answered; the first waiter reads for all, and hands the role on when it is done."""
