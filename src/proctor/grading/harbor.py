@@ -71,9 +71,9 @@ async def run_verifier(box: Sandbox, verifier: Verifier, *, workdir: str, in_pla
 async def _fresh_logs(box: Sandbox, user: str | None) -> None:
     """Empty log directories; whatever was there before, a link or a planted reward, is gone."""
     await discard(box, LOGS)
-    await box.mkdir(LOGS, user=user)
-    for name in ("/logs/agent", "/logs/artifacts"):
-        await box.mkdir(name, user=user)
+    mode = 0o777 if user is not None else 0o755
+    for name in (LOGS, "/logs/agent", "/logs/artifacts"):
+        await box.mkdir(name, mode=mode)
 
 
 def _interpreter(script: Path) -> list[str]:
