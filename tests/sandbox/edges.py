@@ -11,9 +11,11 @@ import anyio
 
 from proctor.sandbox import Lifecycle, Resources, SandboxSpec
 from proctor.sandbox.native.cgroup import CgroupLayout
+from proctor.sandbox.sweep import home_tag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+from contextlib import suppress
 
 SMALL = Resources(cpus=0.5, memory_mb=64, disk_mb=16, disk_inodes=2000, pids=32)
 
@@ -34,16 +36,25 @@ class Gauges:
     children: int
 
 
-def gauges(prefix: str = "") -> Gauges:
-    """Of this process and, for groups, of Edges whose id begins with `prefix`."""
+def gauges(home: Path) -> Gauges:
+    """Of this process and, for groups and loop devices, of the Edges of `home`."""
     layout = CgroupLayout.detect()
     return Gauges(
         descriptors=len(os.listdir("/proc/self/fd")),
         mounts=len(Path("/proc/self/mountinfo").read_text().splitlines()),
-        groups=sum(len(layout.slots(edge)) + 1 for edge in layout.edges() if edge.startswith(prefix)),
-        loops=sum(1 for path in Path("/sys/block").glob("loop*/loop/backing_file") if "proctor" in path.read_text()),
+        groups=sum(len(layout.slots(edge)) + 1 for edge in layout.edges() if edge.startswith(home_tag(home))),
+        loops=len(loops(home)),
         children=len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()),
     )
+
+
+def loops(home: Path) -> list[str]:
+    """Backing files of loop devices that lie, or lay, below `home`."""
+    found = []
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with suppress(OSError):  # detached this moment
+            found.append(path.read_text().strip())
+    return [text for text in found if text.startswith(str(home))]
 
 
 async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:

@@ -26,7 +26,6 @@ from proctor.sandbox import (
     create,
 )
 from proctor.sandbox.journal import State, read
-from proctor.sandbox.sweep import home_tag
 
 from .edges import SMALL, gauges, small, until
 
@@ -61,12 +60,12 @@ async def test_the_journal_tells_the_whole_life(edge: Edge) -> None:
 
 
 async def test_leaving_the_edge_ends_its_sandboxes_and_leaves_nothing(tmp_path: Path) -> None:
-    before = gauges(home_tag(tmp_path))
+    before = gauges(tmp_path)
     async with Edge(tmp_path, pool_size=2) as edge:
         boxes = [await edge.create(small()) for _ in range(3)]
         await boxes[0].exec("sleep 1000 & setsid sleep 1000 &", keep=True)
     assert [box.ended for box in boxes] == [EndReason.CLOSED] * 3
-    assert gauges(home_tag(tmp_path)) == before
+    assert gauges(tmp_path) == before
     assert list((tmp_path / "edges").iterdir()) == [tmp_path / "edges" / "lock"]
 
 
@@ -192,7 +191,7 @@ async def test_a_mount_is_seen_and_is_read_only(edge: Edge, tmp_path: Path) -> N
 
 
 async def test_a_hundred_at_once_leave_nothing(tmp_path: Path) -> None:
-    before = gauges(home_tag(tmp_path))
+    before = gauges(tmp_path)
     tiny = Resources(cpus=0.1, memory_mb=32, disk_mb=8, disk_inodes=500, pids=16)
 
     async def life(edge: Edge) -> None:
@@ -202,11 +201,11 @@ async def test_a_hundred_at_once_leave_nothing(tmp_path: Path) -> None:
     async with Edge(tmp_path) as edge, anyio.create_task_group() as tasks:
         for _ in range(100):
             tasks.start_soon(life, edge)
-    assert gauges(home_tag(tmp_path)) == before
+    assert gauges(tmp_path) == before
 
 
 async def test_cancellation_at_any_point_leaves_nothing(tmp_path: Path) -> None:
-    before = gauges(home_tag(tmp_path))
+    before = gauges(tmp_path)
     dice = random.Random(7)
     async with Edge(tmp_path, pool_size=4) as edge:
         for _ in range(60):
@@ -220,7 +219,7 @@ async def test_cancellation_at_any_point_leaves_nothing(tmp_path: Path) -> None:
         assert not edge._ledger.held
         async with await edge.create(small()) as box:
             assert (await box.exec(["true"])).ok
-    assert gauges(home_tag(tmp_path)) == before
+    assert gauges(tmp_path) == before
 
 
 async def test_the_sweep_removes_a_slot_that_nobody_owns(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -17,7 +17,10 @@ from proctor.sandbox._faults import POINTS
 from proctor.sandbox.native.cgroup import CgroupLayout
 from proctor.sandbox.sweep import home_tag
 
-from .edges import gauges, small, until
+from .edges import gauges, loops, small, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
 
@@ -78,7 +81,7 @@ def processes_in_groups(home: Path) -> list[int]:
 async def test_without_a_fault_the_life_is_whole(tmp_path: Path) -> None:
     done = run_life(tmp_path, "")
     assert (done.stdout, done.returncode) == ("survived\n", 0), done.stderr
-    assert gauges(home_tag(tmp_path)).groups == 0
+    assert gauges(tmp_path).groups == 0
 
 
 @pytest.mark.parametrize("fault", POINTS)
@@ -91,14 +94,9 @@ async def test_a_death_at_any_step_leaves_nothing_after_the_next_start(tmp_path:
         assert [path.name for path in sweep.edges(tmp_path)] == [edge.id]
         async with await edge.create(small()) as box:
             assert (await box.exec(["true"])).ok
-    assert gauges(home_tag(tmp_path)).groups == 0
+    assert gauges(tmp_path).groups == 0
     assert [path.name for path in (tmp_path / "edges").iterdir()] == ["lock"]
-    await until(lambda: not any_loop_of(tmp_path))
-
-
-def any_loop_of(home: Path) -> list[str]:
-    texts = [path.read_text() for path in Path("/sys/block").glob("loop*/loop/backing_file")]
-    return [text for text in texts if str(home) in text]
+    await until(lambda: not loops(tmp_path))
 
 
 async def test_a_living_edge_is_left_alone(tmp_path: Path) -> None:
@@ -130,5 +128,5 @@ async def test_a_random_death_under_load_leaves_nothing(tmp_path: Path) -> None:
     await until(lambda: not processes_in_groups(tmp_path))
     async with Edge(tmp_path, pool_size=1):
         pass
-    assert gauges(home_tag(tmp_path)).groups == 0
-    await until(lambda: not any_loop_of(tmp_path))
+    assert gauges(tmp_path).groups == 0
+    await until(lambda: not loops(tmp_path))
