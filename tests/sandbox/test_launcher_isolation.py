@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
 from proctor.sandbox.native.plan import DEFAULT_CAPABILITIES, Bind
@@ -297,6 +299,28 @@ async def test_device_nodes_cannot_be_made(room: Room, node: str) -> None:
     result = await room.sh(f"mknod /tmp/node {node}")
     assert result.exit_code != 0
     assert (await room.sh("mkfifo /tmp/fifo && echo made")).text == "made\n"
+
+
+_AS_ROOT_OF_THE_MACHINE = """
+import os, sys
+open(sys.argv[1], "w").write(str(os.getpid()))
+for name in "null", "zero", "full", "random", "urandom", "ptmx", "kmsg", "loop-control":
+    path = f"/dev/{name}"
+    try: os.close(os.open(path, os.O_RDWR)); print(path)
+    except PermissionError: pass
+for kind, number in ((0o060000, (8, 0)), (0o020000, (1, 3))):
+    try: os.mknod(sys.argv[2], kind | 0o600, os.makedev(*number)); print("made", number)
+    except PermissionError: pass
+"""
+
+
+async def test_even_the_machines_root_would_be_held_by_the_device_filter(room: Room, tmp_path: Path) -> None:
+    if room.launched.facts["devices"] != "filtered":
+        pytest.skip("this machine does not let a cgroup have a device filter")
+    command = [sys.executable, "-c", _AS_ROOT_OF_THE_MACHINE, room.group.unified / "cgroup.procs", tmp_path / "node"]
+    result = await anyio.run_process(command, stderr=None)
+    expected = "/dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/ptmx"
+    assert result.stdout.decode().split() == expected.split()
 
 
 async def test_nothing_can_be_mounted_or_unmounted(room: Room) -> None:

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "devices.h"
 #include "sys.h"
 
 static unsigned controller_bits(const char *names) {
@@ -16,7 +17,7 @@ static unsigned controller_bits(const char *names) {
         unsigned bits;
     } known[] = {
         {"memory", CONTROLS_MEMORY}, {"cpu", CONTROLS_CPU},         {"cpuacct", CONTROLS_CPUACCT}, {"pids", CONTROLS_PIDS},
-        {"freezer", CONTROLS_FREEZER}, {"devices", CONTROLS_DEVICES}, {"unified", IS_UNIFIED},
+        {"unified", IS_UNIFIED},
         {"*", IS_UNIFIED | CONTROLS_MEMORY | CONTROLS_CPU | CONTROLS_PIDS},
     };
     unsigned bits = 0;
@@ -50,7 +51,7 @@ static int open_private_unified(const char *edge) {
     return fd;
 }
 
-int cgroups_open(const struct config *config, struct cgroups *cgroups, struct failure *failure) {
+static int open_trees(const struct config *config, struct cgroups *cgroups, struct failure *failure) {
     *cgroups = (struct cgroups){.unified = -1};
     for (unsigned i = 0; i < config->cgroup_count; i++) {
         struct cgroup_tree *tree = &cgroups->trees[cgroups->count++];
@@ -66,6 +67,12 @@ int cgroups_open(const struct config *config, struct cgroups *cgroups, struct fa
     if (fd < 0) return fail(failure, "cgroup2-mount", errno);
     cgroups->trees[cgroups->count++] = (struct cgroup_tree){.controllers = IS_UNIFIED, .fd = fd};
     cgroups->unified = fd;
+    return 0;
+}
+
+int cgroups_open(const struct config *config, struct cgroups *cgroups, struct failure *failure) {
+    if (open_trees(config, cgroups, failure) < 0) return -1;
+    cgroups->confines_devices = devices_confine(cgroups->unified) == 0;
     return 0;
 }
 

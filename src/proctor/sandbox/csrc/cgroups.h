@@ -17,15 +17,14 @@ enum {
     CONTROLS_CPU = 2,
     CONTROLS_CPUACCT = 4,
     CONTROLS_PIDS = 8,
-    CONTROLS_FREEZER = 16,
-    CONTROLS_DEVICES = 32,
-    IS_UNIFIED = 64, /* cgroup2: entered at birth, not by a write */
+    IS_UNIFIED = 16, /* cgroup2: entered at birth, not by a write */
 };
 
 struct cgroups {
     struct cgroup_tree trees[CGROUPS_MAX];
     unsigned count;
     int unified; /* fd of the Edge's cgroup2 directory */
+    int confines_devices;
 };
 
 /* Opens the trees that the configuration names. Where it names no cgroup2 tree, one is mounted privately. */

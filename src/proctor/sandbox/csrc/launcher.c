@@ -175,6 +175,7 @@ static void launch(struct launcher *launcher, const struct slot *slot, unsigned 
     *flight = (struct flight){.request = header->request, .slot = *slot, .channel = -1, .mounts = {.root = -1, .upper = -1}};
     words_start(&flight->timings);
     words_start(&flight->facts);
+    words_add(&flight->facts, "devices", launcher->cgroups.confines_devices ? "filtered" : "nodev-mounts");
     unsigned char *body = data + sizeof *header;
     size_t body_size = size - sizeof *header;
     int bad = plan_parse(body, body_size, &plan, &failure);

@@ -22,7 +22,7 @@ import anyio
 from proctor.common import InfraError, RefusedError
 from proctor.sandbox.native.plan import CgroupTree
 
-V1_CONTROLLERS: Final = ("memory", "cpu", "cpuacct", "pids", "devices")
+V1_CONTROLLERS: Final = ("memory", "cpu", "cpuacct", "pids")
 _V2_CONTROLLERS: Final = ("memory", "cpu", "pids")
 _OUR_DIRECTORY: Final = "proctor"
 _ESCAPED = re.compile(r"\\([0-7]{3})")

@@ -110,15 +110,12 @@ class Launcher:
         trees = layout.prepare(config.edge)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            # Not asyncio's subprocess: the launcher has no pipes, and its end is seen as the end of its socket.
-            process = subprocess.Popen(  # noqa: ASYNC220 - a fork of milliseconds, once per Edge
-                [str(config.binary), "launcher", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                cwd="/",
-                env={},
-            )
+            try:
+                process = _spawn(config.binary.absolute(), theirs)
+            except OSError as error:
+                ours.close()
+                await layout.remove_edge(config.edge)
+                raise LaunchError(f"cannot execute {config.binary.name}: {error.strerror}") from error
         ours.setblocking(False)
         launcher = cls(config, layout, process, ours)
         setup = LauncherSetup(
@@ -284,6 +281,18 @@ class Launcher:
             _close_all(orphan.fds)
             if reply.slot:
                 await self.layout.slot(self.config.edge, reply.slot).destroy()
+
+
+def _spawn(binary: Path, sock: socket.socket) -> subprocess.Popen[bytes]:
+    """Not asyncio's subprocess: the launcher has no pipes, and its end is seen as the end of its socket."""
+    return subprocess.Popen(
+        [str(binary), "launcher", str(sock.fileno())],
+        pass_fds=(sock.fileno(),),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        cwd="/",
+        env={},
+    )
 
 
 def default_uid_start(edge: str) -> int:
