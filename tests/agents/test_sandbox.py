@@ -94,6 +94,26 @@ async def test_an_oracle_is_not_bound_by_the_tool_call_limit(solved: Any, record
         assert (await box.stat("/app/slow")).kind == "file"
 
 
+async def test_a_solution_that_removes_itself_is_fine(solved: Any, recorder: Any, limits: Any) -> None:
+    solved.solution.script.write_text("rm -rf /solution\n")
+    async with room() as box:
+        result = await run_harness(load_harness("oracle"), sandbox=box, task=solved, recorder=recorder, limits=limits)
+        assert result == AgentResult(StopReason.FINISHED)
+
+
+async def test_a_service_that_the_solution_starts_lives_on(solved: Any, recorder: Any, limits: Any) -> None:
+    solved.solution.script.write_text(
+        "setsid sh -c 'while sleep 0.05; do date +%N > /tmp/beat; done' >/dev/null 2>&1 &\n"
+    )
+    async with room() as box:
+        await run_harness(load_harness("oracle"), sandbox=box, task=solved, recorder=recorder, limits=limits)
+        beats = set()
+        for _ in range(3):
+            await anyio.sleep(0.2)
+            beats.add(await box.read("/tmp/beat"))
+        assert len(beats) == 3
+
+
 async def test_a_solution_folder_of_the_image_is_not_overwritten(solved: Any, recorder: Any, limits: Any) -> None:
     async with room() as box:
         await box.mkdir("/solution")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import socket
 from typing import Any
 
 import anyio
@@ -166,6 +168,32 @@ async def test_nobody_listening_is_unreachable() -> None:
     assert caught.value.fault is ModelFault.UNREACHABLE
     assert caught.value.attempts == 2
     await client.aclose()
+
+
+async def test_no_connection_in_time() -> None:
+    async def sleep(_: float) -> None:
+        return None
+
+    # A full queue of connections: further ones hang, as behind a firewall that drops them.
+    with socket.socket() as listener, contextlib.ExitStack() as stack:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(2):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        client = OpenAIChatClient(ModelSpec("m", address, connect_timeout_s=0.2, max_retries=1), sleep=sleep)
+        with pytest.raises(ModelError, match=r"no connection to .* within 0\.2 s after 2 tries") as caught:
+            await client.complete(HELLO)
+        assert caught.value.fault is ModelFault.UNREACHABLE
+        await client.aclose()
+
+
+async def test_a_reply_in_a_broken_encoding() -> None:
+    with pytest.raises(ModelError, match="cannot be decoded") as caught:
+        await ask(Answer(body=b"this is not gzip", headers={"content-encoding": "gzip"}))
+    assert caught.value.fault is ModelFault.BAD_REPLY
 
 
 @BOTH
