@@ -126,6 +126,21 @@ async def test_killing_a_pooled_slot_does_no_harm(own: Launcher, base_plan: Plan
     sandbox.close()
 
 
+@pytest.mark.slow
+async def test_a_slot_that_hangs_is_given_up_and_killed(own: Launcher, base_plan: Plan) -> None:
+    await anyio.sleep(0.2)
+    names = own.layout.slots(own.config.edge)
+    pids = processes(own.config.edge)
+    for name in names:
+        own.layout.slot(own.config.edge, name).freeze()
+    with pytest.raises(LaunchError, match="slot-deadline"):
+        await own.launch(base_plan)
+    for name in names[1:]:
+        own.layout.slot(own.config.edge, name).thaw()
+    assert len([pid for pid in pids if _alive(pid)]) == len(pids) - 1
+    (await own.launch(base_plan)).close()
+
+
 _EDGE = """
     import os, sys, time
     import anyio

@@ -16,6 +16,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cgroups.h"
@@ -28,6 +29,7 @@
 #define FLIGHT_MAX 64
 #define QUEUE_MAX 1024
 #define FIXED_POLLS 3
+#define SLOT_DEADLINE_MS 10000
 
 struct slot {
     struct slot_offer offer;
@@ -40,6 +42,7 @@ struct flight {
     struct slot slot;
     struct root_mounts mounts;
     int channel; /* the Edge's end */
+    int64_t deadline_ms;
     struct words timings, facts;
 };
 
@@ -67,6 +70,12 @@ struct launcher {
     struct waiting *first, **last;
     unsigned waiting_count;
 };
+
+static int64_t now_ms(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000 + time.tv_nsec / 1000000;
+}
 
 static unsigned char inbox[MESSAGE_MAX];
 static unsigned char config_bytes[MESSAGE_MAX];
@@ -130,9 +139,9 @@ static void order_slots(struct launcher *launcher, uint32_t network, uint32_t co
     launcher->ordered[network] += count;
 }
 
-/* Refills in batches: the first attach of a batch pays the kernel's grace period, the others ride along. */
+/* Refills when half of the pool is gone, so that a launch is rarely disturbed by the making of slots for later ones. */
 static void refill(struct launcher *launcher) {
-    uint32_t target = launcher->config.pool;
+    uint32_t target = launcher->config.pool + launcher->waiting_count;
     uint32_t coming = launcher->pool_count + launcher->ordered[NETWORK_NONE];
     if (coming <= target / 2) order_slots(launcher, NETWORK_NONE, target - coming);
 }
@@ -187,6 +196,7 @@ static void launch(struct launcher *launcher, const struct slot *slot, unsigned 
     if (!bad) bad = hand_over(flight, body, body_size, &failure);
     words_step(&flight->timings, "handover");
     if (!bad) {
+        flight->deadline_ms = now_ms() + SLOT_DEADLINE_MS;
         launcher->flight_count++;
         return;
     }
@@ -196,17 +206,20 @@ static void launch(struct launcher *launcher, const struct slot *slot, unsigned 
     answer(launcher, flight->request, flight, &failure);
 }
 
-/* Second half: the slot has attached everything, or says why not, or died. */
-static void land(struct launcher *launcher, unsigned index) {
+/* Second half: the slot has attached everything, or says why not, or died, or takes too long. */
+static void land(struct launcher *launcher, unsigned index, int is_late) {
     struct flight *flight = &launcher->flights[index];
     struct slot_reply reply = {0};
-    int fds[MESSAGE_FDS_MAX];
-    unsigned fd_count;
-    long size = packet_receive(flight->slot.control, &reply, sizeof reply, fds, &fd_count);
+    struct failure failure = {"slot-deadline", ETIMEDOUT};
+    int good = 0;
+    if (!is_late) {
+        int fds[MESSAGE_FDS_MAX];
+        unsigned fd_count;
+        long size = packet_receive(flight->slot.control, &reply, sizeof reply, fds, &fd_count);
+        good = size == sizeof reply && reply.error == 0;
+        failure = size == sizeof reply ? (struct failure){reply.step, reply.error} : (struct failure){"slot-died", EPIPE};
+    }
     words_step(&flight->timings, "slot");
-    struct failure failure = {"slot-died", EPIPE};
-    int good = size == sizeof reply && reply.error == 0;
-    if (size == sizeof reply && reply.error != 0) failure = (struct failure){reply.step, reply.error};
     answer(launcher, flight->request, flight, good ? NULL : &failure);
     mounts_close(&flight->mounts);
     close(flight->channel);
@@ -326,6 +339,17 @@ static void drain_queue(struct launcher *launcher) {
     }
 }
 
+/* Milliseconds until the first deadline of a flight has passed, or -1. */
+static int next_deadline(const struct launcher *launcher) {
+    int64_t first = INT64_MAX;
+    for (unsigned i = 0; i < launcher->flight_count; i++) {
+        if (launcher->flights[i].deadline_ms < first) first = launcher->flights[i].deadline_ms;
+    }
+    if (first == INT64_MAX) return -1;
+    int64_t left = first - now_ms();
+    return left < 0 ? 0 : (int)left + 1;
+}
+
 /* --- start and loop ------------------------------------------------------------------------------------------------------ */
 
 static _Noreturn void refuse_start(int control, const struct failure *failure) {
@@ -401,14 +425,17 @@ static _Noreturn void serve(struct launcher *launcher) {
         unsigned flights = launcher->flight_count;
         for (unsigned i = 0; i < flights; i++)
             polled[FIXED_POLLS + i] = (struct pollfd){.fd = launcher->flights[i].slot.control, .events = POLLIN};
-        if (poll(polled, FIXED_POLLS + flights, -1) < 0) {
+        if (poll(polled, FIXED_POLLS + flights, next_deadline(launcher)) < 0) {
             if (errno == EINTR) continue;
             exit(1);
         }
         if (polled[2].revents != 0) stop(launcher);
         /* From the last to the first: land() moves the last flight into the freed place. */
         for (unsigned i = flights; i > 0; i--) {
-            if (polled[FIXED_POLLS + i - 1].revents != 0) land(launcher, i - 1);
+            if (polled[FIXED_POLLS + i - 1].revents != 0)
+                land(launcher, i - 1, 0);
+            else if (launcher->flights[i - 1].deadline_ms < now_ms())
+                land(launcher, i - 1, 1);
         }
         if (polled[0].revents != 0) {
             int fds[MESSAGE_FDS_MAX];
