@@ -69,10 +69,24 @@ def test_splits_weights_and_overlays(folder: Path) -> None:
     assert second.task.carry == Carry("live")
 
 
+def test_an_overlay_may_name_a_recipe_beside_the_dataset(folder: Path) -> None:
+    (folder / "base.toml").write_text("schema = 1\n")
+    file = write_dataset(folder, [{"path": "one", "proctor": {"image": "base.toml"}}, {"path": "two"}])
+    first, _ = load_any(file).entries
+    assert first.task.environment.recipe == folder / "base.toml"
+    assert check_any(file).errors == 0
+    write_dataset(folder, [{"path": "one", "proctor": {"image": "no.toml", "cary": "live"}}])
+    report = check_any(file)
+    assert [(one.file, one.line, one.field) for one in report.problems if one.severity == "error"] == [
+        ("dataset.toml", 7, "proctor.cary")
+    ]
+
+
 def test_a_selection_loads_only_what_it_names(folder: Path) -> None:
     (folder / "two/instruction.md").unlink()
     assert names(folder, select=["o*"]) == ["one"]
     assert names(folder, exclude=["two"]) == ["one"]
+    assert names(folder, select=["!two"]) == ["one"]
     write_dataset(folder)
     assert names(folder, select=["one"]) == ["one"]
     with pytest.raises(ConfigError, match="no task is selected by three"):

@@ -265,3 +265,37 @@ async def test_loose_files_go_to_the_working_directory(store: ImageStore, tmp_pa
     assert (top / "testbed/run.sh").stat().st_mode & 0o777 == 0o755
     assert ((top / "testbed").stat().st_uid, (top / "testbed").stat().st_mode & 0o777) == (1000, 0o700)
     assert exists(prepared, "/testbed/kept")
+
+
+@pytest.mark.parametrize(
+    ("user", "owner"),
+    [(None, (0, 0)), ("root", (0, 0)), ("agent", (1001, 1002)), ("1001", (1001, 1002)), ("7", (7, 7)), ("7:8", (7, 8))],
+)
+async def test_loose_files_belong_to_the_agents_user(
+    store: ImageStore, tmp_path: Path, user: str | None, owner: tuple[int, int]
+) -> None:
+    files = tmp_path / "environment"
+    files.mkdir()
+    (files / "a").write_text("1")
+    (files / "a").chmod(0o600)
+
+    def build(root: Path) -> None:
+        (root / "etc").mkdir()
+        (root / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\nagent:x:1001:1002::/:/bin/sh\n")
+
+    image_of(store, build)
+    environment = Environment(image="test:image", files=files, workdir="/work/here")
+    task = task_for(tmp_path, environment=environment, carry=Carry("filesystem"), agent_user=user)
+    top = (await prepare(task, store=store)).layers[-1].path
+    for path in (top / "work/here", top / "work/here/a"):
+        assert (path.stat().st_uid, path.stat().st_gid) == owner
+    assert (top / "work/here/a").stat().st_mode & 0o777 == 0o644
+    assert (top / "work").stat().st_uid == 0
+
+
+async def test_a_user_that_the_image_does_not_have(store: ImageStore, tmp_path: Path) -> None:
+    (tmp_path / "environment").mkdir()
+    image_of(store, lambda root: (root / "testbed").mkdir())
+    environment = Environment(image="test:image", files=tmp_path / "environment")
+    with pytest.raises(ConfigError, match="no user 'ghost'"):
+        await prepare(task_for(tmp_path, environment=environment, agent_user="ghost"), store=store)

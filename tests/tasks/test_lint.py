@@ -52,7 +52,7 @@ CASES: dict[str, tuple[str, dict[str, str | None], list[tuple[str, int | None]]]
     "overlap": (
         'artifacts = ["/app", "/app/out", "/logs/agent/x", "/apple"]\n',
         {},
-        [("overlapping-artifacts", None), ("artifact-log-overlap", None)],
+        [("overlapping-artifacts", None), ("artifact-log-overlap", None), ("artifacts-in-diff", 1)],
     ),
     "live": ('[proctor]\ncarry = "live"\n', {}, [("shared-verifier", None)]),
     "no-fail-to-pass": (TESTS + 'pass_to_pass = ["t"]\n', {}, [("no-fail-to-pass", None)]),
@@ -71,7 +71,8 @@ def test_rules(make_task: MakeTask, name: str) -> None:
     toml = extra + TOML if extra.startswith("artifacts") else TOML + extra
     found = problems(make_task(toml, files))
     assert all(problem.severity == "warning" for problem in found)
-    assert sorted((p.rule or "", p.line) for p in found) == sorted(expected)
+    assert {(p.rule or "", p.line) for p in found} == set(expected)
+    assert len(found) == len(expected)
 
 
 def test_what_reading_warns_of(make_task: MakeTask) -> None:

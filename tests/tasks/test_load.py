@@ -171,9 +171,12 @@ patch = "tests/test.patch"
 
 
 def test_an_image_or_a_recipe_can_be_named(make_task: MakeTask) -> None:
-    image = load_task(make_task(GOOD_TOML + '[proctor]\nimage = "debian:bookworm"\n', name="a")).environment
+    named = GOOD_TOML + '[proctor]\nimage = "debian:bookworm"\n'
+    image = load_task(make_task(named, name="a")).environment
     assert (image.image, image.dockerfile, image.recipe) == ("debian:bookworm", None, None)
-    assert image.files is not None
+    assert image.files is None, "what a Dockerfile copies is not loose"
+    loose = load_task(make_task(named, {"environment/Dockerfile": None, "environment/x": "1"}, name="c"))
+    assert loose.environment.files == loose.path / "environment"
     files = {"environment/recipe.toml": 'schema = 1\nbase = "debian:bookworm"\n'}
     recipe = load_task(make_task(files=files, name="b")).environment
     assert recipe.recipe == make_task(files=files, name="b") / "environment/recipe.toml"
@@ -347,6 +350,8 @@ REFUSED: dict[str, tuple[str, dict[str, str | bytes | None], str]] = {
     "public": ("[environment]\nnetwork_mode = 'public'\n", {}, "network 'public'"),
     "allowlist": ("[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['a']\n", {}, "network 'allowlist'"),
     "allow-internet": ("[environment]\nallow_internet = true\n", {}, "network 'public'"),
+    "allowed-hosts": ("[verifier]\nallowed_hosts = ['a']\n", {}, "network 'allowlist'"),
+    "strategy": ("multi_step_reward_strategy = 'mean'\n", {}, "several steps"),
     "agent-network": ("[agent]\nnetwork_mode = 'public'\n", {}, "network 'public'"),
 }
 

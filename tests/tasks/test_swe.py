@@ -12,6 +12,7 @@ import pytest
 
 from proctor.common import ConfigError
 from proctor.tasks import load_any, load_task, problems
+from proctor.tasks.check import check_any
 from proctor.tasks.model import Carry, Unrunnable
 from proctor.tasks.swe import import_swe, is_swe_folder, plan_swe
 
@@ -315,6 +316,13 @@ def test_another_archive_than_the_recipe_names(source: Path, tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"sha256 is .* but env\.json says"):
         import_swe(source, tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_check_looks_at_the_archives(source: Path) -> None:
+    assert check_any(source).problems == ()
+    (source / "a__b-1/repo.tar.zst").write_bytes(b"other")
+    (error,) = check_any(source).problems
+    assert error.file == str(source / "a__b-1/repo.tar.zst")
 
 
 def test_an_instance_that_is_there_twice(tmp_path: Path) -> None:

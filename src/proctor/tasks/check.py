@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proctor.common import ConfigError, ProctorError
+from proctor.common import ConfigError, ProctorError, digest_file
 from proctor.tasks.dataset import DATASET_FILE, dataset_problems, read_document
 from proctor.tasks.load import TASK_FILE, problems
 from proctor.tasks.model import Problem
@@ -85,4 +85,8 @@ def _check_swe(path: Path) -> CheckReport:
         Problem(one.name, None, None, f"cannot be run: {one.reason}", None, "warning", "unrunnable")
         for one in plan.unrunnable
     ]
+    for task in plan.tasks:
+        if task.archive is not None and digest_file(task.archive).removeprefix("sha256:") != task.sha256:
+            message = "is not the archive that env.json names by its sha256"
+            found.append(Problem(str(task.archive), None, None, message, "fetch the archive again"))
     return CheckReport(path, len(plan.tasks) + len(plan.unrunnable), tuple(found))

@@ -40,14 +40,15 @@ def load_any(
     A `dataset.toml` or a folder with one; a task directory; a folder of task directories; a folder of SWE
     instances or a file of SWE rows (imported into the state directory, once per content).
 
-    `select` and `exclude` are shell patterns for the names of tasks' directories; what is not selected is not
-    loaded, and every selected task that cannot be loaded is an error.
+    `select` and `exclude` are shell patterns for the names of tasks' directories (`!pattern` in `select` excludes,
+    too); what is not selected is not loaded, and every selected task that cannot be loaded is an error.
     """
     from proctor.tasks.rows import ROW_SUFFIXES
     from proctor.tasks.swe import is_swe_folder, plan_swe, write_plan
 
     path = Path(os.path.abspath(path))
-    wanted = Selection(tuple(select), tuple(exclude))
+    left_out = [one.removeprefix("!") for one in select if one.startswith("!")]
+    wanted = Selection(tuple(one for one in select if not one.startswith("!")), (*exclude, *left_out))
     if path.name == DATASET_FILE and path.is_file():
         return load_dataset(path, selection=wanted, host_env=host_env)
     if (path / TASK_FILE).is_file():
@@ -125,8 +126,11 @@ def dataset_problems(file: Path, *, host_env: Mapping[str, str] | None = None) -
         return findings.problems
     for index, entry in enumerate(document.tasks):
         folder = file.parent / entry.path
-        for problem in problems(folder, overlay=entry.proctor or None, host_env=host_env):
-            name = problem.file if problem.file == str(folder) else f"{entry.path}/{problem.file}"
+        source = Source(str(file), findings.source.lines, ("tasks", index, "proctor"))
+        overlay = entry.proctor or None
+        for problem in problems(folder, overlay=overlay, overlay_source=source, host_env=host_env):
+            whole = problem.file in (str(folder), str(file))
+            name = problem.file if whole else f"{entry.path}/{problem.file}"
             findings.problems.append(replace(problem, file=name))
         if entry.digest is None:
             findings.warn(("tasks", index), "has no digest, so a change goes unseen", rule="no-digest")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from proctor.sandbox.contract import Image, Layer
     from proctor.sandbox.images.store import ImageStore, Workspace
     from proctor.sandbox.images.tools import Progress
-    from proctor.tasks.model import Environment, Task
+    from proctor.tasks.model import Task
 
 NO_REPOSITORY = '{"repository":false}'
 OPAQUE = "trusted.overlay.opaque"
@@ -44,7 +44,7 @@ async def prepare(task: Task, *, store: ImageStore, progress: Progress = silent)
     image = await _source_image(task, store, progress)
     if environment.files is not None:
         progress(0, 1, f"files of {task.name}")
-        image = await anyio.to_thread.run_sync(_add_files, environment, image, store)
+        image = await anyio.to_thread.run_sync(_add_files, task, image, store)
     for path in _repositories(task, image):
         required = path == task.carry.repo and task.base_commit is not None
         work = partial(scrub_image, image, path, store=store, base=task.base_commit, required=required)
@@ -144,32 +144,59 @@ def _with_layer(image: Image, layer: Layer, store: ImageStore, *, labels: dict[s
     )
 
 
-def _add_files(environment: Environment, image: Image, store: ImageStore) -> Image:
-    """Loose files of `environment/`, in the working directory, as Harbor puts them there for a named image."""
+def _add_files(task: Task, image: Image, store: ImageStore) -> Image:
+    """Loose files of `environment/`, in the working directory, as Harbor puts them there for a named image.
+
+    They belong to the user that the agent works as, and so does the directory if the image has none there.
+    """
+    environment = task.environment
     assert environment.files is not None
     workdir = environment.workdir or image.workdir
     with LowerStack(image.layers) as stack, store.workspace() as workspace:
         workspace.hold(image.layers)
+        owner = _owner(stack, task.agent_user or image.user)
         root = workspace.directory("files")
         _make_parents(stack, root, workdir)
         target = root / workdir.strip("/")
+        if _find(stack, workdir)[0] is None:
+            os.chown(target, *owner)
         for child in sorted(environment.files.iterdir()):
             if child.is_dir() and not child.is_symlink():
                 shutil.copytree(child, target / child.name, symlinks=True)
             else:
                 shutil.copy2(child, target / child.name, follow_symlinks=False)
-        _settle(target)
+        _settle(target, owner)
         return _with_layer(image, workspace.commit(root, deletions=False), store, labels={})
 
 
-def _settle(target: Path) -> None:
-    """Root owns what was added, and modes are plain: the same task gives the same layer from every checkout."""
+def _settle(target: Path, owner: tuple[int, int]) -> None:
+    """One owner and plain modes: the same task gives the same layer from every checkout."""
     for folder, directories, files in os.walk(target):
         for name in (*directories, *files):
             path = Path(folder, name)
-            os.chown(path, 0, 0, follow_symlinks=False)
+            os.chown(path, *owner, follow_symlinks=False)
             if not path.is_symlink():
                 path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+
+
+def _owner(stack: LowerStack, user: str) -> tuple[int, int]:
+    """(uid, gid) of `name`, `uid` or `uid:gid`, by the image's own /etc/passwd."""
+    name, _, group = user.partition(":")
+    if name.isdecimal() and group.isdecimal():
+        return int(name), int(group)
+    info, _, holder, _ = _find(stack, "/etc/passwd")
+    if info is not None and stat.S_ISREG(info.st_mode):
+        handle = os.open("etc/passwd", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=holder)
+        with os.fdopen(handle, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                fields = line.rstrip("\n").split(":")
+                if len(fields) >= 4 and name in (fields[0], fields[2]):
+                    return int(fields[2]), int(fields[3])
+    if name in ("root", "0"):
+        return 0, 0
+    if name.isdecimal():
+        return int(name), int(name)
+    raise ConfigError(f"there is no user {name!r} in the image", field="agent.user", remedy="name one that is there")
 
 
 @dataclass(slots=True)

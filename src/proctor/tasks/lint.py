@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 RULES = {
     "agent-image-test-leak": "tests or the solution are in the image the agent works in",
     "artifact-log-overlap": "an artifact is in a log directory that is collected anyway",
+    "artifacts-in-diff": "artifacts are not collected one by one; the record holds every file that the agent changed",
     "image-not-used": "built from environment/Dockerfile, not from",
     "network-unset": "no network mode is named; Harbor would give the public network, Proctor gives none",
     "no-digest": "a dataset's entry has no digest",

@@ -54,12 +54,16 @@ def load_task(
 
 
 def problems(
-    path: Path, *, overlay: Mapping[str, Any] | None = None, host_env: Mapping[str, str] | None = None
+    path: Path,
+    *,
+    overlay: Mapping[str, Any] | None = None,
+    overlay_source: Source | None = None,
+    host_env: Mapping[str, str] | None = None,
 ) -> list[Problem]:
     """Everything that is wrong with the task in `path`, errors and warnings, lint rules included."""
     from proctor.tasks.lint import lint_task
 
-    task, found = read_task(path, overlay=overlay, host_env=host_env)
+    task, found = read_task(path, overlay=overlay, overlay_source=overlay_source, host_env=host_env)
     return found + (lint_task(task) if task is not None else [])
 
 
@@ -171,6 +175,7 @@ class _Reader:
         digest = task_digest(self.root)
         if overlay:
             digest = digest_json({"task": digest, "proctor": overlay})
+        self._artifacts()
         difficulty = (proctor and proctor.difficulty) or config.metadata.get("difficulty")
         return Task(
             name=config.task.name if config.task else self.root.name,
@@ -237,7 +242,8 @@ class _Reader:
         if image is None and recipe is None and dockerfile is None:
             remedy = "add environment/Dockerfile or environment/recipe.toml, or name an image"
             self.findings.file_error("environment/", "no Dockerfile, no recipe.toml and no image is named", remedy)
-        loose = image is not None and folder.is_dir() and any(folder.iterdir())
+        builds = (folder / "Dockerfile").is_file() or (folder / "recipe.toml").is_file()
+        loose = image is not None and folder.is_dir() and not builds and any(folder.iterdir())
         return Environment(
             image=image,
             dockerfile=dockerfile,
@@ -405,6 +411,12 @@ class _Reader:
             else:
                 paths.append(artifact.source)
         return Carry(kind="paths", paths=tuple(dict.fromkeys(paths)))
+
+    def _artifacts(self) -> None:
+        if self.config.artifacts and self.config.verifier.environment_mode != "separate":
+            note = "artifacts: not collected one by one; the record holds every file that the agent changed"
+            self.notes.append(note)
+            self.findings.warn(("artifacts",), note, rule="artifacts-in-diff")
 
     def _solution(self) -> Solution | None:
         folder = self.root / "solution"

@@ -50,6 +50,8 @@ def refuse_unsupported(task: TaskToml, root: Path, findings: Findings) -> None:
         findings.refuse(("verifier", "environment"), "an environment of the verifier's own")
     if task.verifier.collect:
         findings.refuse(("verifier", "collect"), "a collect command")
+    if task.multi_step_reward_strategy is not None:
+        findings.refuse(("multi_step_reward_strategy",), "a task of several steps")
     for index, artifact in enumerate(task.artifacts):
         if artifact.service not in (None, "main"):
             findings.refuse(("artifacts", index, "service"), f"service {artifact.service!r}")
@@ -77,11 +79,15 @@ def network_notes(task: TaskToml, findings: Findings, *, forced: bool) -> list[s
     environment = task.environment
     if environment.network_mode in ("public", "allowlist"):
         asked.append((("environment", "network_mode"), environment.network_mode))
-    if environment.allow_internet:
+    elif environment.allow_internet:
         asked.append((("environment", "allow_internet"), "public"))
+    elif environment.allowed_hosts:
+        asked.append((("environment", "allowed_hosts"), "allowlist"))
     for phase, table in (("agent", task.agent), ("verifier", task.verifier)):
         if table.network_mode in ("public", "allowlist"):
             asked.append(((phase, "network_mode"), table.network_mode))
+        elif table.allowed_hosts:
+            asked.append(((phase, "allowed_hosts"), "allowlist"))
     if forced:
         return [f"network: none, forced; the task asks for {mode}" for _, mode in asked]
     for path, mode in asked:

@@ -34,6 +34,7 @@ _RUNNERS = {"pytest-rA": "pytest", "django-runtests-verbosity2": "django", "symp
 _TEST_BLOCK = re.compile(
     r"^: '>>>>> Start Test Output'\s*$\n(?P<command>.*?)\n^: '>>>>> End Test Output'\s*$", re.MULTILINE | re.DOTALL
 )
+_SIZES = {"memory_mb": 4096, "storage_mb": 2048}  # a disk that fits into memory needs no disk image
 _TIMEOUT_S = 1800.0  # the limit of SWE-bench's own harness
 _SOLVE = f"""#!/bin/sh
 # Applies the reference patch to the repository.
@@ -312,7 +313,7 @@ def _task_toml(row: SweRow, tests: dict[str, Any], env: EnvRecipe | None) -> dic
         "notes": env.notes if env and env.notes else None,
         "unused_columns": row.unused or None,
     }
-    environment: dict[str, Any] = {"network_mode": "no-network", "workdir": REPO, "cpus": 1, "memory_mb": 4096}
+    environment: dict[str, Any] = {"network_mode": "no-network", "workdir": REPO, "cpus": 1, **_SIZES}
     proctor: dict[str, Any] = {
         "carry": "patch",
         "repo": REPO,
