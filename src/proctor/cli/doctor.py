@@ -23,6 +23,10 @@ _KVM_API_VERSION = 12
 _CONTROLLERS = ("memory", "cpu", "pids", "freezer")
 
 
+# docker is of use only when its daemon answers.
+_VERSION_ARGUMENTS = {"mkfs.ext4": ["-V"], "docker": ["version", "--format", "server {{.Server.Version}}"]}
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """One fact about the machine: what was found, and what to do when it is not enough."""
@@ -173,12 +177,15 @@ def check_program(name: str, package: str | None) -> Check:
     if path is None:
         remedy = f"apt-get install --no-install-recommends {package}" if package else f"install {name} from its project"
         return Check(name, "missing", "not installed", remedy)
-    flag = "-V" if name == "mkfs.ext4" else "--version"
+    arguments = _VERSION_ARGUMENTS.get(name, ["--version"])
     try:
-        done = subprocess.run([path, flag], capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run([path, *arguments], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return Check(name, "missing", f"{path} does not run: {error}", f"reinstall {package or name}")
-    lines = (done.stdout or done.stderr).strip().splitlines()
+    lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
+    if done.returncode != 0:
+        detail = lines[-1] if lines else f"exit code {done.returncode}"
+        return Check(name, "missing", f"{path}: {detail}", f"start the {name} daemon" if name == "docker" else None)
     return Check(name, "ok", f"{path}: {lines[0] if lines else 'no version'}")
 
 

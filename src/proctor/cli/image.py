@@ -6,11 +6,13 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from proctor.sandbox.contract import Image
     from proctor.sandbox.images import ImageStore
 
@@ -78,28 +80,36 @@ def build(source: str, ref: str | None, offline: bool, as_json: bool) -> None:
 
     store = ImageStore()
     progress = ProgressLine()
+    try:
+        result = anyio.run(_builder(source, store, progress, ref, "never" if offline else "auto"))
+    finally:
+        progress.close()
+    _show(result, as_json)
 
-    async def job() -> Image:
-        from proctor.sandbox.images import build_dockerfile, build_image, build_recipe
 
-        path = Path(source)
-        if path.is_file() and path.suffix == ".toml":
-            return await build_recipe(path, store=store, progress=progress, ref=ref)
-        if path.is_dir() and not (path / "Dockerfile").is_file() and (path / "recipe.toml").is_file():
-            return await build_recipe(path / "recipe.toml", store=store, progress=progress, ref=ref)
-        if path.exists():
-            pull = "never" if offline else "auto"
-            return await build_dockerfile(path, store=store, progress=progress, ref=ref, pull=pull)
+def _builder(
+    source: str, store: ImageStore, progress: ProgressLine, ref: str | None, pull: Literal["auto", "never"]
+) -> Callable[[], Awaitable[Image]]:
+    """What builds SOURCE, told by what is there under that name."""
+    from functools import partial
+
+    from proctor.sandbox.images import build_dockerfile, build_image, build_recipe
+
+    path = Path(source)
+    if path.is_dir() and not (path / "Dockerfile").is_file() and (path / "recipe.toml").is_file():
+        path = path / "recipe.toml"
+    if path.is_file() and path.suffix == ".toml":
+        return partial(build_recipe, path, store=store, progress=progress, ref=ref)
+    if path.exists():
+        return partial(build_dockerfile, path, store=store, progress=progress, ref=ref, pull=pull)
+
+    async def known() -> Image:
         made = await build_image(source, store=store, progress=progress)
         if ref is not None:
             store.tag(ref, made.digest)
         return made
 
-    try:
-        result = anyio.run(job)
-    finally:
-        progress.close()
-    _show(result, as_json)
+    return known
 
 
 @image.command(name="import")

@@ -1,9 +1,9 @@
 """Archives from elsewhere, read without trust: into a tree that nothing outside can be reached through.
 
-Compression is told by the first bytes, never by the name. Names may not be absolute or climb; links are written as they are and
-never followed out (a name that passes through a link is resolved inside the tree, as the kernel would after chroot); device
-nodes and sockets are left out; extended attributes, so file capabilities and forged overlay marks, are left out; a name may
-be given once (directories may repeat); bytes, entries, depth and ratio are capped.
+Compression is told by the first bytes, never by the name. Names may not be absolute or climb; links are written as
+they are and never followed out (a name that passes through a link is resolved inside the tree, as the kernel would
+after chroot); device nodes and sockets are left out; extended attributes, so file capabilities and forged overlay
+marks, are left out; a name may be given once (directories may repeat); bytes, entries, depth and ratio are capped.
 
 OCI deletions (`.wh.<name>`, `.wh..wh..opq`; image-spec, layer.md, "Whiteouts") become overlayfs marks when they are
 allowed, and are refused otherwise.
@@ -113,7 +113,8 @@ class _Capped:
 
 @contextmanager
 def decompressed(file: IO[bytes], what: str, caps: Caps | None = None) -> Iterator[Readable]:
-    """The plain bytes of an open file that may be gzip, zstd, xz or bzip2; damage becomes an ImageError that names `what`."""
+    """The plain bytes of an open file that may be gzip, zstd, xz or bzip2; damage becomes an ImageError that names
+    `what`."""
     with decompressed_stream(file, what, caps) as stream:
         yield stream
 

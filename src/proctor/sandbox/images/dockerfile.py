@@ -1,11 +1,11 @@
 """`environment/Dockerfile` through buildah, on bases from our own store.
 
 A base name is looked up in this order: an image of that name in the store; its registry, unless offline; the table in
-assets/bases.toml. buildah gets the base once (as an OCI layout), builds in a storage of its own below the store, and only the
-layers above the base come back, so m tasks on n bases are m + n layers.
+assets/bases.toml. buildah gets the base once (as an OCI layout), builds in a storage of its own below the store, and
+only the layers above the base come back, so m tasks on n bases are m + n layers.
 
-Package registries are reached while building and not at run time: variables for that are in the base's config for the time of
-the build, and are taken out again afterwards unless the Dockerfile set them itself.
+Package registries are reached while building and not at run time: variables for that are in the base's config for the
+time of the build, and are taken out again afterwards unless the Dockerfile set them itself.
 """
 
 from __future__ import annotations
@@ -107,15 +107,11 @@ async def build_dockerfile(
 ) -> Image:
     """Build a Dockerfile (or the directory that holds one; it is the context) and let `ref` point at the result.
 
-    What was built before from the same files on the same bases is found in the store. ImageError with the build's last lines
-    when it fails or takes longer than `timeout_s` seconds.
+    What was built before from the same files on the same bases is found in the store. ImageError with the build's
+    last lines when it fails or takes longer than `timeout_s` seconds.
     """
     progress = progress or silent
-    path = source / "Dockerfile" if source.is_dir() else source
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the Dockerfile: {error}", field=str(path)) from error
+    path, text = _read(source)
     uses = base_uses(text, name=str(path))
     bases = {use.name: await find_base(use.name, store=store, progress=progress, pull=pull) for use in uses}
     context = await anyio.to_thread.run_sync(_context_digest, path.parent)
@@ -136,6 +132,14 @@ async def build_dockerfile(
             raise ImageError(f"building {path} took longer than {timeout_s} s", remedy="raise build_timeout_sec")
     atomic_write(cache, image.digest.encode() + b"\n")
     return image
+
+
+def _read(source: Path) -> tuple[Path, str]:
+    path = source / "Dockerfile" if source.is_dir() else source
+    try:
+        return path, path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the Dockerfile: {error}", field=str(path)) from error
 
 
 def _context_digest(folder: Path) -> str:
@@ -170,7 +174,7 @@ async def find_base(name: str, *, store: ImageStore, progress: Progress = silent
             field="FROM",
             remedy=f"proctor image import docker://{name} --ref {local or name}",
         )
-    progress(0, 1, f"{name} is not at hand; {stand_in} stands for it")
+    progress(1, 1, f"{name} is not at hand; {stand_in} stands for it")
     return await ensure_image(stand_in, store=store, progress=progress)
 
 
@@ -297,8 +301,8 @@ class _Builder:
 def final_env(built: Mapping[str, str], extra: Mapping[str, str], base: Image | None) -> dict[str, str]:
     """The environment to run with: what the build had, without what was there for the build only.
 
-    A variable that still has its build value goes back to the base's (or away); one that the Dockerfile changed stays; those
-    that the base holds back while building come back unless the Dockerfile set them.
+    A variable that still has its build value goes back to the base's (or away); one that the Dockerfile changed
+    stays; those that the base holds back while building come back unless the Dockerfile set them.
     """
     before = dict(base.env) if base else {}
     env: dict[str, str] = {}

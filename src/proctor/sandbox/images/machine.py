@@ -1,7 +1,8 @@
-"""What a build step needs to know of this machine to reach package registries: certificates, proxies, apt and pip settings.
+"""What a build step needs to know of this machine to reach package registries: certificates, proxies, apt and pip
+settings.
 
-All of it is there while building only and stays out of the image: variables of the step's environment, and files in a directory
-that is mounted for the time of the step.
+All of it is there while building only and stays out of the image: variables of the step's environment, and files in a
+directory that is mounted for the time of the step.
 """
 
 from __future__ import annotations

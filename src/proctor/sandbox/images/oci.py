@@ -1,7 +1,8 @@
 """OCI layouts and archives, `docker save` archives, root file systems, and registries (through skopeo), into the store.
 
-Formats: OCI image-spec 1.0/1.1 (image-layout.md, manifest.md, config.md, layer.md) and Docker's image archive v1.2 (`manifest.json`).
-Every blob is checked against its digest, every layer against its diff id; what comes out of a layer goes through `archive.extract`.
+Formats: OCI image-spec 1.0/1.1 (image-layout.md, manifest.md, config.md, layer.md) and Docker's image archive v1.2
+(`manifest.json`). Every blob is checked against its digest, every layer against its diff id; what comes out of a
+layer goes through `archive.extract`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from proctor.sandbox.images.manifest import is_digest
 from proctor.sandbox.images.tools import Progress, require_root, require_tool, run_tool, silent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from proctor.sandbox.images.store import ImageStore, Workspace
 
@@ -63,18 +64,21 @@ async def import_image(
     progress = progress or silent
     require_root("an image import")
     with store.workspace() as workspace:
-        if isinstance(source, str) and source.startswith("docker://"):
-            layout = await _fetch(source, workspace, progress)
+        name = str(source)
+        if name.startswith("docker://"):
+            layout = await _fetch(name, workspace, progress)
             return await anyio.to_thread.run_sync(_import_layout, layout, None, ref, store, workspace, progress)
-        path = Path(source)
-        if path.is_dir():
-            job = _import_layout if (path / "oci-layout").is_file() else _import_directory
-            return await anyio.to_thread.run_sync(job, path, tag, ref, store, workspace, progress)
-        if not path.is_file():
-            raise ImageError(
-                f"{source} is neither a file nor a directory", field="source", remedy="registries: docker://…"
-            )
-        return await anyio.to_thread.run_sync(_import_file, path, tag, ref, store, workspace, progress)
+        job = _importer(Path(source))
+        return await anyio.to_thread.run_sync(job, Path(source), tag, ref, store, workspace, progress)
+
+
+def _importer(path: Path) -> Callable[[Path, str | None, str, ImageStore, Workspace, Progress], Image]:
+    """What reads this file or directory."""
+    if path.is_dir():
+        return _import_layout if (path / "oci-layout").is_file() else _import_directory
+    if path.is_file():
+        return _import_file
+    raise ImageError(f"{path} is neither a file nor a directory", field="source", remedy="registries: docker://NAME")
 
 
 async def _fetch(source: str, workspace: Workspace, progress: Progress) -> Path:
@@ -169,7 +173,8 @@ def _import_layout(
 
 
 def find_manifest(layout: Path, tag: str | None) -> tuple[dict[str, Any], str]:
-    """The image manifest of a layout and its digest: the only one, the one for this machine, or the one called `tag`."""
+    """The image manifest of a layout and its digest: the only one, the one for this machine, or the one called
+    `tag`."""
     marker = _json(layout / "oci-layout", "oci-layout")
     if not str(marker.get("imageLayoutVersion", "")).startswith("1."):
         raise ImageError("oci-layout has a version that is not known", field="oci-layout")

@@ -1,8 +1,9 @@
 """Which Python a task wants, and the image that has it.
 
-A Debian release whose own python3 is of the wanted series is the first choice. Otherwise a directory of this machine that
-holds such a Python becomes a read-only toolkit layer at /opt/python/<version> on Debian bookworm: without caches, test suites and
-installed packages other than pip and setuptools, and with the shared libraries that the base lacks.
+A Debian release whose own python3 is of the wanted series is the first choice. Otherwise a directory of this machine
+that holds such a Python becomes a read-only toolkit layer at /opt/python/<version> on Debian bookworm: without
+caches, test suites and installed packages other than pip and setuptools, and with the shared libraries that the base
+lacks.
 """
 
 from __future__ import annotations
@@ -217,13 +218,12 @@ def _relocate_scripts(home: Path, prefix: Path) -> None:
 
 def _add_libraries(home: Path, base: Image) -> None:
     """Copy the shared libraries that the interpreter and its modules need and the base does not have to <home>/lib."""
-    missing: dict[str, Path] = {}
+    needed: dict[str, Path] = {}
     for path in _elf_files(home):
-        for name, source in _needed(path).items():
-            if not _SYSTEM_LIBRARIES.match(name) and not name.startswith("libpython") and not _base_has(base, name):
-                missing[name] = source
-    for name, source in missing.items():
-        shutil.copy(source, home / "lib" / name)
+        needed |= _needed(path)
+    for name, source in needed.items():
+        if not _SYSTEM_LIBRARIES.match(name) and not name.startswith("libpython") and not _base_has(base, name):
+            shutil.copy(source, home / "lib" / name)
 
 
 def _elf_files(home: Path) -> Iterator[Path]:

@@ -33,7 +33,8 @@ class _Table(BaseModel):
 
 
 class Copy(_Table):
-    """A file, or a directory's content, from beside the recipe; with `image`, from another image (absolute, real path)."""
+    """A file, or a directory's content, from beside the recipe; with `image`, from another image (absolute, real
+    path)."""
 
     source: str = Field(alias="from")
     to: AbsolutePath

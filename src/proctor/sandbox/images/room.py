@@ -1,7 +1,9 @@
-"""The room of a build step: a sandbox on the layers so far, with the machine's network; what it changed becomes a layer.
+"""The room of a build step: a sandbox on the layers so far, with the machine's network; what it changed becomes a
+layer.
 
-A step is somebody else's code, so it gets what a candidate gets: its own namespaces, no privileges on the machine, limits. Only the
-network is open, because packages come from there, and certificates, proxies and apt settings are mounted for the time of the step.
+A step is somebody else's code, so it gets what a candidate gets: its own namespaces, no privileges on the machine,
+limits. Only the network is open, because packages come from there, and certificates, proxies and apt settings are
+mounted for the time of the step.
 """
 
 from __future__ import annotations
@@ -139,12 +141,9 @@ async def build_room(layers: Sequence[Layer], workspace: Workspace, *, title: st
     for name, data in build_files().items():
         (folder / name).write_bytes(data)
         (folder / name).chmod(0o644)
-    mounts = [Mount(folder, BUILD_DIR)]
-    if Path(_RESOLVER).exists() and any((layer.path / _RESOLVER[1:]).is_file() for layer in layers):
-        mounts.append(Mount(Path(_RESOLVER).resolve(), _RESOLVER))
     spec = SandboxSpec(
         image=Image(ref="build", digest=digest_json([layer.digest for layer in layers]), layers=tuple(layers)),
-        mounts=tuple(mounts),
+        mounts=_mounts(folder, layers),
         resources=_resources(workspace.path),
         lifecycle=Lifecycle(ttl_s=_STEP_TTL_S),
         network="open",
@@ -153,6 +152,13 @@ async def build_room(layers: Sequence[Layer], workspace: Workspace, *, title: st
     )
     async with create(spec) as box:
         yield BuildRoom(box, layers, workspace, folder)
+
+
+def _mounts(folder: Path, layers: Sequence[Layer]) -> tuple[Mount, ...]:
+    mounts = [Mount(folder, BUILD_DIR)]
+    if Path(_RESOLVER).exists() and any((layer.path / _RESOLVER[1:]).is_file() for layer in layers):
+        mounts.append(Mount(Path(_RESOLVER).resolve(), _RESOLVER))
+    return tuple(mounts)
 
 
 def _resources(place: Path) -> Resources:

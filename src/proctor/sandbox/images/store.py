@@ -8,8 +8,8 @@
     <root>/tmp/<id>/           a workspace; locked while it is used
     <root>/lock                held for every change of references and for pruning
 
-Whatever is visible is whole: trees and files are written in `tmp` and renamed. A layer in use is held by a shared flock on its
-directory, which the kernel drops when the holder dies; pruning needs the exclusive one.
+Whatever is visible is whole: trees and files are written in `tmp` and renamed. A layer in use is held by a shared
+flock on its directory, which the kernel drops when the holder dies; pruning needs the exclusive one.
 """
 
 from __future__ import annotations

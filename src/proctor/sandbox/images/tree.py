@@ -69,8 +69,8 @@ def normalise(root: Path, *, id_base: int = 0, deletions: bool = True, strip_set
     """Make the tree fit to be a layer, in place; returns how many entries were removed.
 
     `id_base` is subtracted from every owner (a frozen upper holds the ids of its sandbox's range). `deletions` keeps
-    whiteouts and opaque marks; a base layer has none. `strip_setid` clears set-id bits (a layer that a candidate wrote).
-    Raises ImageError for an owner outside the range and for marks that would redirect a name elsewhere.
+    whiteouts and opaque marks; a base layer has none. `strip_setid` clears set-id bits (a layer that a candidate
+    wrote). Raises ImageError for an owner outside the range and for marks that would redirect a name elsewhere.
     """
     base = os.fsencode(root)
     removed = 0
