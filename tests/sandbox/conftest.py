@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from proctor.sandbox.contract import ExecResult
     from proctor.sandbox.native.cgroup import SlotGroup
 
+TEST_BINARY = Path(os.environ.get("PROCTOR_INIT", BINARY))
+"""Another build of the binary to test, for instance with sanitizers."""
+
 _ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C"}
 
 
@@ -86,9 +89,9 @@ def base_plan(base_layer: Path) -> Plan:
 @pytest.fixture(scope="module")
 async def launcher() -> AsyncIterator[Launcher]:
     """One launcher for a module's tests."""
-    if not BINARY.exists():
+    if not TEST_BINARY.exists():
         pytest.skip("proctor-init is not built: run scripts/build-c")
-    launcher = await Launcher.start(LauncherConfig(edge=f"test-{os.getpid()}", pool=4))
+    launcher = await Launcher.start(LauncherConfig(edge=f"test-{os.getpid()}", pool=4, binary=TEST_BINARY))
     yield launcher
     await launcher.close()
 
