@@ -55,6 +55,7 @@ log = logging.getLogger(__name__)
 
 _HELLO_DEADLINE_S = 10.0
 _MACHINE_RECHECK_S = 1.0
+_MACHINE_FRESH_S = 0.1
 _current: ContextVar[Edge | None] = ContextVar("proctor_edge", default=None)
 
 
@@ -91,6 +92,7 @@ class Edge:
         self._queue = anyio.Lock(fast_acquire=True)
         self._freed = anyio.Event()
         self._changed = anyio.Event()
+        self._machine_read_at = float("-inf")
         self._timers = Timers()
         self._buried = anyio.Event()
         self._waste_in, self._waste = anyio.create_memory_object_stream[_Waste](float("inf"))
@@ -216,7 +218,7 @@ class Edge:
 
     async def _admit(self, box_id: str, demand: Demand, deadline_s: float | None) -> None:
         """Wait, first come first served, until `demand` fits; refuse at once what never can."""
-        machine = Machine.read(self.home)
+        machine = self._machine()
         if (refusal := self._ledger.impossible(demand, machine)) is not None:
             raise refusal
         wait = self._queue_deadline_s if deadline_s is None else deadline_s
@@ -234,13 +236,21 @@ class Edge:
                     with anyio.move_on_after(_MACHINE_RECHECK_S):
                         await self._freed.wait()
                     self._ledger.disk_used_mb = self._disk_used_mb()
-                    machine = Machine.read(self.home)
+                    machine = self._machine()
         assert obstacle is not None
         raise RefusedError(
             f"no room within {wait:g} s: {obstacle[1]}",
             field=obstacle[0],
             remedy="ask for less, run fewer at a time, or wait longer",
         )
+
+    def _machine(self) -> Machine:
+        """The machine's facts, read again when they are older than a moment."""
+        at = anyio.current_time()
+        if at - self._machine_read_at > _MACHINE_FRESH_S:
+            self._machine_facts = Machine.read(self.home)
+            self._machine_read_at = at
+        return self._machine_facts
 
     def _release(self, box_id: str) -> None:
         self._ledger.held.pop(box_id, None)
@@ -352,23 +362,32 @@ class Edge:
     async def _bury(self) -> None:
         """Remove what ended incarnations leave: groups, descriptors, and with them the disk. Then free their room."""
         with self._waste:
-            async for waste in self._waste:
-                descriptors = list(waste.descriptors)
-                if waste.incarnation is not None:
-                    await self._remove_group(waste.incarnation)
-                    point("close:after-cgroup")
-                    descriptors += waste.incarnation.descriptors()
-                if descriptors:
-                    await anyio.to_thread.run_sync(_close_all, descriptors)
-                if waste.box is not None:
-                    point("close:after-upper")
-                    self._note(waste.box.id, State.CLOSED, reason=waste.box.ended)
-                    point("close:after-closed")
-                    self._boxes.pop(waste.box.id, None)
-                    self._release(waste.box.id)
-                    self._changed.set()
-                    self._changed = anyio.Event()
+            async for first in self._waste:
+                batch = [first]
+                while self._waste.statistics().current_buffer_used:
+                    batch.append(self._waste.receive_nowait())
+                await self._bury_all(batch)
         self._buried.set()
+
+    async def _bury_all(self, batch: list[_Waste]) -> None:
+        descriptors: list[int] = []
+        for waste in batch:
+            descriptors += waste.descriptors
+            if waste.incarnation is not None:
+                await self._remove_group(waste.incarnation)
+                point("close:after-cgroup")
+                descriptors += waste.incarnation.descriptors()
+        if descriptors:
+            await anyio.to_thread.run_sync(_close_all, descriptors)
+        for waste in batch:
+            if waste.box is not None:
+                point("close:after-upper")
+                self._note(waste.box.id, State.CLOSED, reason=waste.box.ended)
+                point("close:after-closed")
+                self._boxes.pop(waste.box.id, None)
+                self._release(waste.box.id)
+                self._changed.set()
+                self._changed = anyio.Event()
 
     async def _remove_group(self, incarnation: Incarnation) -> None:
         try:

@@ -305,6 +305,14 @@ async def _remove_tree(directory: Path, deadline_s: float) -> None:
     pause = 0.0005
     while True:
         try:
+            with suppress(FileNotFoundError):
+                os.rmdir(directory)
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise InfraError(f"cannot remove cgroup {directory.name}: {error.strerror}", field="cgroups") from error
+        try:
+            # Busy may mean groups below it.
             for folder, _, _ in os.walk(directory, topdown=False):
                 with suppress(FileNotFoundError):
                     os.rmdir(folder)
@@ -316,17 +324,26 @@ async def _remove_tree(directory: Path, deadline_s: float) -> None:
         pause = min(pause * 2, 0.02)
 
 
+def _text(path: Path) -> bytes:
+    # Plain system calls: read for every sandbox that ends, and Python's file objects cost more than the kernel does.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 65536)
+    finally:
+        os.close(descriptor)
+
+
 def _number(path: Path) -> int:
-    return int(path.read_text())
+    return int(_text(path))
 
 
 def _optional_number(path: Path) -> int | None:
     try:
-        return int(path.read_text())
+        return int(_text(path))
     except FileNotFoundError:
         return None
 
 
 def _keyed(path: Path) -> dict[str, int]:
-    pairs = (line.split() for line in path.read_text().splitlines())
+    pairs = (line.split() for line in _text(path).decode().splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
