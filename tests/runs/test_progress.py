@@ -56,8 +56,9 @@ def test_rate_and_time_to_go() -> None:
     for number in range(4):
         board.take(Event("queued", f"t{number}"))
     assert board.eta_s is None
-    clock.now = 30.0
+    clock.now = 100.0
     board.take(Event("stage", "t0", stage=Stage.DISPATCH))
+    clock.now = 130.0
     board.take(done("t0", Outcome.RESOLVED))
     assert board.rate_per_minute == 2.0
     assert board.eta_s == 90.0

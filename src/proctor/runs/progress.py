@@ -28,7 +28,7 @@ class Board:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._started = clock()
+        self._started: float | None = None
         self.queued: set[str] = set()
         self.running: dict[str, tuple[Stage | None, float]] = {}
         self.outcomes: Counter[str] = Counter()
@@ -36,7 +36,9 @@ class Board:
         self.retries = 0
 
     def take(self, event: Event) -> None:
-        """Account for one event."""
+        """Account for one event. The clock of the rate starts with the first trial that does."""
+        if self._started is None and event.kind != "queued":
+            self._started = self._clock()
         if event.kind == "queued":
             self.queued.add(event.trial_id)
         elif event.kind == "stage":
@@ -65,8 +67,7 @@ class Board:
     @property
     def rate_per_minute(self) -> float | None:
         """Trials ended per minute so far."""
-        elapsed = self._clock() - self._started
-        return 60 * self.done / elapsed if self.done and elapsed > 0 else None
+        return 60 * self.done / self.elapsed_s if self.done and self.elapsed_s > 0 else None
 
     @property
     def eta_s(self) -> float | None:
@@ -76,8 +77,8 @@ class Board:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the start."""
-        return self._clock() - self._started
+        """Seconds since the first trial started."""
+        return 0.0 if self._started is None else self._clock() - self._started
 
     def line(self) -> str:
         """Everything in one line."""
