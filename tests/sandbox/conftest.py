@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from proctor.sandbox.contract import ExecResult
     from proctor.sandbox.native.cgroup import SlotGroup
 
-TEST_BINARY = Path(os.environ.get("PROCTOR_INIT", BINARY))
-"""Another build of the binary to test, for instance with sanitizers."""
-
 _ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C"}
 
 
@@ -86,12 +83,19 @@ def base_plan(base_layer: Path) -> Plan:
     return plan_for(base_layer)
 
 
-@pytest.fixture(scope="module")
-async def launcher() -> AsyncIterator[Launcher]:
-    """One launcher for a module's tests."""
-    if not TEST_BINARY.exists():
+@pytest.fixture(scope="session")
+def init_binary() -> Path:
+    """The binary under test: `$PROCTOR_INIT` (another build, for instance with sanitizers), else the package's."""
+    path = Path(os.environ.get("PROCTOR_INIT", BINARY))
+    if not path.exists():
         pytest.skip("proctor-init is not built: run scripts/build-c")
-    launcher = await Launcher.start(LauncherConfig(edge=f"test-{os.getpid()}", pool=4, binary=TEST_BINARY))
+    return path
+
+
+@pytest.fixture(scope="module")
+async def launcher(init_binary: Path) -> AsyncIterator[Launcher]:
+    """One launcher for a module's tests."""
+    launcher = await Launcher.start(LauncherConfig(edge=f"test-{os.getpid()}", pool=4, binary=init_binary))
     yield launcher
     await launcher.close()
 

@@ -20,7 +20,7 @@ import pytest
 from proctor.common import ConfigError
 from proctor.sandbox.contract import LaunchError
 from proctor.sandbox.native.cgroup import CgroupLayout
-from proctor.sandbox.native.launcher import BINARY, Launcher, LauncherConfig
+from proctor.sandbox.native.launcher import Launcher, LauncherConfig
 from proctor.sandbox.native.plan import Bind, Limits, encode_plan
 
 if TYPE_CHECKING:
@@ -57,11 +57,9 @@ def _alive(pid: int) -> bool:
 
 
 @pytest.fixture
-async def own(request: pytest.FixtureRequest) -> AsyncIterator[Launcher]:
+async def own(init_binary: Path) -> AsyncIterator[Launcher]:
     """A launcher that a test may break."""
-    if not BINARY.exists():
-        pytest.skip("proctor-init is not built: run scripts/build-c")
-    launcher = await Launcher.start(LauncherConfig(edge=f"life-{os.getpid()}", pool=3))
+    launcher = await Launcher.start(LauncherConfig(edge=f"life-{os.getpid()}", pool=3, binary=init_binary))
     yield launcher
     await launcher.close()
 
@@ -277,8 +275,8 @@ async def test_a_launcher_of_another_version_is_refused(base_plan: Plan, tmp_pat
         await Launcher.start(LauncherConfig(edge=f"fake-{os.getpid()}", binary=fake))
 
 
-async def test_the_binary_tells_its_versions() -> None:
-    result = await anyio.run_process([BINARY, "--version"])
+async def test_the_binary_tells_its_versions(init_binary: Path) -> None:
+    result = await anyio.run_process([init_binary, "--version"])
     assert re.fullmatch(rb"proctor-init plan=1 guest=\d+\n", result.stdout)
 
 
