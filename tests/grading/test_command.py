@@ -37,10 +37,10 @@ def test_commands_that_need_a_shell_are_refused(text: str) -> None:
         parse_command(text)
 
 
-def test_start_up_variables_are_held_back_and_dangerous_ones_emptied() -> None:
+def test_start_up_variables_are_held_back_and_dangerous_ones_left_out() -> None:
     early, late = split_env({"PATH": "/bin", "PYTHONPATH": "/x", "BASH_ENV": "/evil", "LD_PRELOAD": "/evil.so"})
     assert early["PATH"] == "/bin"
-    assert (early["PYTHONPATH"], early["BASH_ENV"], early["LD_PRELOAD"]) == ("", "", "")
+    assert not {"PYTHONPATH", "BASH_ENV", "LD_PRELOAD"} & set(early)
     assert late == {"PYTHONPATH": "/x"}
 
 

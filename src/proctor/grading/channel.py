@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proctor.common import ConfigError
-from proctor.grading.command import Invocation, split_env
+from proctor.grading.command import Invocation, split_env, without_start_up
 from proctor.grading.compat import is_cut
 from proctor.grading.sentinels import SentinelPlan, plan_sentinels
 
@@ -84,11 +84,10 @@ def prepare(
         "module": module if spec.runner == "unittest" else None,
         "path0": path0,
         "python_env": late,
-        "hidden_env": sorted(name for name, value in early.items() if not value),
         "cwd": directory,
         "expected": expected,
         "cut": [test_id for test_id in expected if spec.truncated_ids and is_cut(test_id)],
         "sentinels": plan.wire(),
     }
-    argv = (python, "-S", "-s", f"{toolkit}/entry.py")
+    argv = (*without_start_up(), python, "-S", "-s", f"{toolkit}/entry.py")
     return Launch(argv, early, json.dumps(config).encode(), fd, nonce, plan)

@@ -89,13 +89,17 @@ def _split(command: str) -> tuple[str, str]:
     return command.strip()[: -len(last)].rstrip().removesuffix("&&").removesuffix(";").strip(), last.strip()
 
 
+def without_start_up() -> list[str]:
+    """Words that start a program without these variables, also when the image sets them. (Python 3.6 takes an empty
+    PYTHONHOME for a place, so making them empty would not do.)"""
+    return ["/usr/bin/env", *(word for name in (*_START_UP, *REFUSED_ENV) for word in ("-u", name))]
+
+
 def split_env(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """The process environment at start-up, and the Python variables that are only set after the channel is taken.
 
     Variables that make a shell, the loader or pytest run something are left out of both.
     """
     early = {k: v for k, v in env.items() if k not in _START_UP and k not in REFUSED_ENV and "()" not in k}
-    # An empty value counts as unset and also hides what the image itself sets.
-    early |= dict.fromkeys((*_START_UP, *REFUSED_ENV), "")
     late = {k: env[k] for k in _START_UP if k in env and k != "PYTHONHOME"}
     return early, late

@@ -69,8 +69,6 @@ def admit_environment(config):
     """Let site-packages and .pth files in, but no sitecustomize; then the variables that -S start-up must not see."""
     toolkit = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != toolkit]
-    for name in [n for n, value in os.environ.items() if not value and n in config["hidden_env"]]:
-        del os.environ[name]
     os.environ.update(config["python_env"])
     for name in ("sitecustomize", "usercustomize"):
         sys.modules[name] = None
