@@ -107,7 +107,10 @@ async def test_a_pipe_that_was_passed_to_another_command_keeps_nobody_waiting(tm
         "print('ready', flush=True)\nc, _ = s.accept()\n"
         "m = socket.recv_fds(c, 10, 1)\nprint('held', flush=True)\nwhile True: time.sleep(4242)"
     )
-    giver = f"import socket\ns = socket.socket(socket.AF_UNIX); s.connect({path!r}); socket.send_fds(s, [b'x'], [1])\nprint('given')"
+    giver = (
+        f"import socket\ns = socket.socket(socket.AF_UNIX); s.connect({path!r})\n"
+        "socket.send_fds(s, [b'x'], [1])\nprint('given')"
+    )
     async with dev_guest() as guest:
         process = await guest.start(["/usr/bin/python3", "-c", holder], env=ENV)
         chunks = process.output()

@@ -99,7 +99,7 @@ def clean_path(name: bytes, what: str, entry: bytes) -> bytes:
         raise TreeError(f"a {what} with `..`", field=shown(entry))
     path = b"/".join(parts)
     if not name or b"\0" in path or len(path) > PATH_MAX or any(len(part) > _NAME_MAX for part in parts):
-        raise TreeError(f"an empty, overlong or malformed {what}", field=shown(entry)[:200])
+        raise TreeError(f"an empty, overlong or malformed {what}", field=shown(entry)[:200] or "(no name)")
     return path
 
 
