@@ -85,6 +85,31 @@ async def test_no_zombies_are_left_for_others_to_reap(base_plan: Plan) -> None:
     assert [pid for pid in pids if os.path.exists(f"/proc/{pid}")] == []  # noqa: ASYNC240
 
 
+async def test_a_machine_without_a_cgroup2_mount(base_plan: Plan, init_binary: Path) -> None:
+    layout = CgroupLayout.detect()
+    if layout.version != 1:
+        pytest.skip("this machine has cgroup2 alone")
+    config = LauncherConfig(edge=f"pure-{os.getpid()}", pool=2, binary=init_binary)
+    launcher = await Launcher.start(config, replace(layout, unified=None))
+    sandbox = await launcher.launch(base_plan)
+    group = launcher.layout.slot(config.edge, sandbox.slot)
+    assert group.populated()
+    group.kill()
+    await group.wait_empty()
+    assert group.stats().pids == 0
+    await group.remove()
+    sandbox.close()
+    await launcher.close()
+    assert config.edge not in layout.edges()
+
+
+async def test_no_sandbox_shares_the_edges_session_and_terminal(own: Launcher, base_plan: Plan) -> None:
+    sandbox = await own.launch(base_plan)
+    assert os.getsid(sandbox.pid) != os.getsid(0)
+    assert os.getpgid(sandbox.pid) != os.getpgid(0)
+    sandbox.close()
+
+
 async def test_closing_the_channel_ends_the_sandbox(own: Launcher, base_plan: Plan) -> None:
     sandbox = await own.launch(base_plan)
     sandbox.channel.close()

@@ -451,7 +451,9 @@ static _Noreturn void serve(struct launcher *launcher) {
 int launcher_main(int control_fd) {
     static struct launcher launcher;
     struct failure failure = {"", 0};
-    const struct rlimit no_core = {0, 0};
+    const struct rlimit no_core = {NO_CORE, NO_CORE};
+    /* A session of its own: the Edge's terminal must not be the one behind /dev/tty of a sandbox. Fails if it has one. */
+    (void)setsid();
     /* Changing file system ids (mounts.c) must not cost capabilities. */
     if (setrlimit(RLIMIT_CORE, &no_core) < 0 || prctl(PR_SET_DUMPABLE, 0) < 0 ||
         prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP) < 0)

@@ -16,6 +16,9 @@
 #include "sys.h"
 
 #define INSIDE (RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
+/* Where the launcher attaches its scratch tmpfs in its own mount namespace. It has no more use for /sys: cgroup directories are
+ * open already. */
+#define SCRATCH "/sys"
 #define MOVE_FDS (MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH)
 
 /* One new file system as a detached mount. `options` are key, value, …, NULL; a NULL value is a flag. Its source, which
@@ -87,8 +90,7 @@ int mounts_make_template(struct template *template, struct failure *failure) {
     umask(mask);
     if (restrict_mount(template->dev, MOUNT_ATTR_RDONLY) < 0 || restrict_mount(template->root, MOUNT_ATTR_RDONLY) < 0)
         return fail(failure, "template-readonly", errno);
-    /* Over /sys, which this process has no more use for: cgroup directories are open already. */
-    if (sys_move_mount(template->scratch, "", AT_FDCWD, "/sys", MOVE_MOUNT_F_EMPTY_PATH) < 0)
+    if (sys_move_mount(template->scratch, "", AT_FDCWD, SCRATCH, MOVE_MOUNT_F_EMPTY_PATH) < 0)
         return fail(failure, "template-scratch", errno);
     return 0;
 }
@@ -170,6 +172,26 @@ static int mount_upper(const struct plan *plan, struct failure *failure) {
         return fail(failure, "upper-directories", error);
     }
     return mount;
+}
+
+/* A second mount of the upper file system, to be mapped. Before Linux 6.15 only attached mounts can be cloned; detached again
+ * afterwards, the first one stays usable by its descriptor. */
+static int clone_upper(const struct template *template, int mount, int by_path) {
+    if (!by_path) {
+        int view = sys_open_tree(mount, "", OPEN_TREE_CLONE | AT_EMPTY_PATH);
+        if (view >= 0 || errno != EINVAL) return view;
+    }
+    if (mkdirat(template->scratch, "upper", 0700) < 0 && errno != EEXIST) return -1;
+    if (sys_move_mount(mount, "", template->scratch, "upper", MOVE_MOUNT_F_EMPTY_PATH) < 0) return -1;
+    int view = sys_open_tree(mount, "", OPEN_TREE_CLONE | AT_EMPTY_PATH);
+    int error = errno;
+    if (umount2(SCRATCH "/upper", MNT_DETACH) < 0 && view >= 0) {
+        error = errno;
+        close(view);
+        view = -1;
+    }
+    errno = error;
+    return view;
 }
 
 /* A read-only view of one layer with the sandbox's ids. */
@@ -377,7 +399,7 @@ int mounts_build_root(const struct template *template, const struct plan *plan, 
     out->upper = mount_upper(plan, failure);
     if (out->upper < 0) return -1;
     words_step(words, "upper");
-    overlay.upper = sys_open_tree(out->upper, "", OPEN_TREE_CLONE | AT_EMPTY_PATH);
+    overlay.upper = clone_upper(template, out->upper, plan->flags & PLAN_FORCE_PATHS);
     if (overlay.upper < 0 || map_mount(overlay.upper, userns, 0) < 0) {
         fail(failure, "upper-idmap", errno);
         goto done;

@@ -21,6 +21,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "guest.h"
@@ -136,11 +137,12 @@ static struct plan slot_plan;
 
 /* Everything that needs no plan, done while the slot waits in the pool. */
 static int slot_prepare(const struct template *template, struct slot_reply *reply, struct failure *failure) {
-    const struct rlimit no_core = {0, 0}, files = {FILES_MAX, FILES_MAX};
+    const struct rlimit no_core = {NO_CORE, NO_CORE}, files = {FILES_MAX, FILES_MAX};
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0) return fail(failure, "death-signal", errno);
     if (prctl(PR_SET_DUMPABLE, 0) < 0) return fail(failure, "dumpable", errno);
     if (setrlimit(RLIMIT_CORE, &no_core) < 0) return fail(failure, "core-limit", errno);
     if (setrlimit(RLIMIT_NOFILE, &files) < 0) return fail(failure, "files-limit", errno);
+    umask(022);
     /* Only now, inside its own groups: a cgroup namespace starts where its maker is. */
     if (unshare(CLONE_NEWCGROUP) < 0) return fail(failure, "cgroup-namespace", errno);
     if (mounts_stage(template, failure) < 0) return -1;

@@ -17,6 +17,10 @@
 #endif
 int umount2(const char *target, int flags);
 
+/* RLIMIT_CORE: too small for any file, and the one value that also keeps the kernel from starting a core_pattern helper (0 does
+ * not: a helper is not limited by size). */
+#define NO_CORE 1
+
 static inline int sys_fsopen(const char *type) { return (int)syscall(SYS_fsopen, type, FSOPEN_CLOEXEC); }
 static inline int sys_fsconfig(int fd, unsigned command, const char *key, const void *value, int aux) {
     return (int)syscall(SYS_fsconfig, fd, command, key, value, aux);

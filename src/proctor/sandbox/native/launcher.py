@@ -39,6 +39,20 @@ _UID_SLICES = 10
 _GUEST_UID = 0x1FFF_FFFF
 _MAX_FDS = 16
 
+_REMEDIES = {
+    "layer-idmap": "the layers' file system cannot be id-mapped; keep images on ext4, xfs or btrfs",
+    "upper-idmap": "a disk in memory needs Linux 6.3; use the loop driver",
+    "upper-loop": "loop devices are missing or used up; use the memory driver or load the loop module",
+    "proc": "this machine hides parts of /proc, as an unprivileged container does; run on the machine itself",
+    "slot-clone": "user namespaces or cgroup2 are not usable here; see proctor doctor",
+    "id-ranges": "as many sandboxes as this Edge has id ranges are alive",
+    "limit-memory": "the limit is below what an empty sandbox needs",
+    "attach-proc": "the image has something else than a directory at /proc",
+    "attach-dev": "the image has something else than a directory at /dev",
+    "attach-sys": "the image has something else than a directory at /sys",
+}
+"""What to do about a step that fails for a known reason."""
+
 
 @dataclass(frozen=True, slots=True)
 class LauncherConfig:
@@ -158,8 +172,15 @@ class Launcher:
             if reply.slot:
                 with anyio.CancelScope(shield=True):
                     await self.layout.slot(self.config.edge, reply.slot).destroy()
-            raise LaunchError(f"{plan.name}: {reply.step}: {os.strerror(reply.errno)}")
+            raise LaunchError(
+                f"{plan.name}: {reply.step}: {os.strerror(reply.errno)}", remedy=_REMEDIES.get(reply.step)
+            )
         return _launched(reply, pending.fds)
+
+    @property
+    def lost(self) -> str | None:
+        """Why the process can launch no more, or None while it can."""
+        return self._lost
 
     async def close(self) -> None:
         """End the launcher, its pool and every sandbox it made, and remove their cgroups. Idempotent."""
