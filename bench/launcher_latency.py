@@ -2,7 +2,8 @@
 
     python bench/launcher_latency.py [--rounds 200] [--gap-ms 50] [--parallel 4]
 
-Prints three lines: back to back, with idle gaps (a naive loop hides the cost of cold cgroup attaches), and several at once.
+Prints back to back, with idle gaps (a naive loop hides what only an idle machine pays), several at once; and what an
+idle sandbox costs in memory.
 """
 
 from __future__ import annotations
@@ -97,6 +98,25 @@ async def crowd(launcher: Launcher, layer: Path, rounds: int, parallel: int) -> 
     report(f"{parallel} at once", seconds, steps, rounds / (time.perf_counter() - begin))
 
 
+def kernel_kib() -> int:
+    """Kernel memory of the whole machine that grows with sandboxes."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return sum(int(fields[name].split()[0]) for name in ("Slab", "KernelStack", "PageTables", "Percpu"))
+
+
+async def memory(launcher: Launcher, layer: Path, count: int) -> None:
+    """Idle sandboxes: what is charged to them, and how the machine's kernel memory grows (on a quiet machine)."""
+    first = kernel_kib()
+    made = [(await one(launcher, make_plan(layer, number)))[1] for number in range(count)]
+    await anyio.sleep(0.5)
+    kernel = (kernel_kib() - first) / count
+    groups = [launcher.layout.slot(launcher.config.edge, sandbox.slot) for sandbox in made]
+    charged = sum(group.stats().memory_bytes for group in groups) / count / 1024
+    print(f"{count} idle sandboxes: {charged:.0f} KiB charged to each, {kernel:.0f} KiB of kernel memory for each")
+    for sandbox in made:
+        await end(launcher, sandbox)
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=200)
@@ -110,8 +130,10 @@ async def main() -> None:
         try:
             await anyio.sleep(0.2)
             await sequence(launcher, layer, arguments.rounds, 0, "back to back")
-            await sequence(launcher, layer, arguments.rounds, arguments.gap_ms / 1000, f"gaps of {arguments.gap_ms:g} ms")
+            title = f"gaps of {arguments.gap_ms:g} ms"
+            await sequence(launcher, layer, arguments.rounds, arguments.gap_ms / 1000, title)
             await crowd(launcher, layer, arguments.rounds, arguments.parallel)
+            await memory(launcher, layer, 100)
         finally:
             await launcher.close()
 
