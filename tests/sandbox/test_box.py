@@ -364,3 +364,10 @@ def listing(root: Path) -> dict[str, tuple[str, object]]:
         else:
             found[name] = ("file", (path.read_bytes(), path.stat().st_mode))
     return found
+
+
+async def test_the_working_directory_is_there(edge: Edge) -> None:
+    box = await edge.create(small(workdir="/somewhere/new"))
+    assert (await box.exec("pwd")).text == "/somewhere/new\n"
+    await box.reset()
+    assert (await box.exec("pwd")).text == "/somewhere/new\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -31,7 +32,6 @@ from .edges import SMALL, gauges, small, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
 
@@ -129,13 +129,16 @@ async def test_an_ended_sandbox_says_why(edge: Edge) -> None:
         ({"network": "bridge"}, "network"),
         ({"resources": Resources(cpus=0)}, "resources.cpus"),
         ({"lifecycle": Lifecycle(ttl_s=-1)}, "lifecycle.ttl_s"),
+        ({"mounts": (Mount(Path("/no/such"), "/x"),)}, "mounts"),
+        ({"mounts": (Mount(Path("/usr"), "/a/../b"),)}, "mounts"),
+        ({"hostname": "x" * 100}, "hostname"),
     ],
 )
 async def test_what_cannot_be_honoured_is_refused_by_field(edge: Edge, fields: dict[str, object], field: str) -> None:
     with pytest.raises((RefusedError, ConfigError)) as refusal:
         await edge.create(SandboxSpec(**fields))  # type: ignore[arg-type]
     assert refusal.value.field == field
-    assert not edge.boxes
+    await until(lambda: not edge.boxes)
 
 
 async def test_an_unknown_image_is_an_image_error(edge: Edge) -> None:
@@ -229,3 +232,23 @@ async def test_the_sweep_removes_a_slot_that_nobody_owns(tmp_path: Path) -> None
         box = await edge.create(small(resources=SMALL))
         await until(lambda: "stray" not in edge._layout.slots(edge.id))
         assert (await box.exec(["true"])).ok
+
+
+async def test_a_launcher_that_dies_is_replaced(edge: Edge) -> None:
+    box = await edge.create(small())
+    edge._launcher._process.kill()
+    await until(lambda: box.ended)
+    assert box.ended is EndReason.GUEST_LOST
+    async with await edge.create(small()) as other:
+        assert (await other.exec(["true"])).ok
+
+
+async def test_the_machines_network_is_there_only_when_asked_for(edge: Edge) -> None:
+    async with await edge.create(small()) as box:
+        assert (await box.exec("ls /sys/class/net /proc/net/dev; tail -n +3 /proc/net/dev | cut -d: -f1")).text.split()[
+            -1
+        ] == "lo"
+    async with await edge.create(small(network="open")) as box:
+        inside = await box.exec(["readlink", "/proc/self/ns/net"])
+        assert inside.text.strip() == os.readlink("/proc/self/ns/net")
+        assert (await box.receipt()).network == "open"

@@ -34,7 +34,6 @@ def test_what_has_not_ended_is_owed_with_all_its_facts(tmp_path: Path) -> None:
     journal.write("box-1", State.CLOSING)
     journal.write("box-1", State.CLOSED)
     journal.write("box-2", State.CLOSING, reason=EndReason.IDLE)
-    assert journal.live == {"box-2": State.CLOSING}
     owed = fold(read(tmp_path / "journal.jsonl"))
     assert list(owed) == ["box-2"]
     assert (owed["box-2"].slot, owed["box-2"].state, owed["box-2"].image) == ("slot-of-box-2", State.CLOSING, "host")
@@ -64,4 +63,17 @@ def test_a_full_disk_is_an_error_before_the_act() -> None:
     journal = Journal(Path("/dev/full"))
     with pytest.raises(InfraError, match="journal"):
         journal.write("box-1", State.INTENT)
-    assert journal.live == {}
+
+
+def test_a_long_journal_is_cut_to_what_still_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proctor.sandbox.journal._COMPACT_BYTES", 2000)
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.write("old", State.INTENT, image="host")
+    journal.write("old", State.CREATED, pid=1)
+    for number in range(100):
+        for state in State:
+            journal.write(f"box-{number}", state)
+    assert (tmp_path / "journal.jsonl").stat().st_size < 4000
+    journal.write("new", State.INTENT)
+    assert list(fold(read(tmp_path / "journal.jsonl"))) == ["old", "new"]
+    journal.close()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from proctor.sandbox.contract import Image
+from proctor.sandbox.contract import Image, Layer
 
 if TYPE_CHECKING:
     from proctor.sandbox.images import Hold, ImageStore
@@ -18,6 +18,7 @@ class ImageCache:
     def __init__(self, store: ImageStore | None) -> None:
         self._store = store
         self._known: dict[str, tuple[object, Image, Hold]] = {}
+        self._others: Hold | None = None
 
     async def resolve(self, image: str | Image) -> Image:
         """The image for a reference; an Image is taken as it is. Raises ImageError."""
@@ -33,6 +34,16 @@ class ImageCache:
             hold = old[2]
         self._known[image] = (self._stamp(), found, hold)
         return found
+
+    def hold(self, layers: tuple[Layer, ...]) -> None:
+        """Keep stored layers that came by another way than a reference (toolkits, an Image by value)."""
+        if self._others is None:
+            from proctor.sandbox.images import Hold
+
+            self._others = Hold()
+        for layer in layers:
+            if layer.digest is not None:
+                self._others.take(layer.path)
 
     def _resolve(self, ref: str) -> tuple[Image, Hold]:
         store = self._open()
@@ -59,3 +70,5 @@ class ImageCache:
         for _, _, hold in self._known.values():
             hold.close()
         self._known.clear()
+        if self._others is not None:
+            self._others.close()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import anyio
 from anyio.lowlevel import checkpoint
 
-from proctor.common import ConfigError
+from proctor.common import ConfigError, InfraError, RefusedError
 from proctor.sandbox import layers as layer_tools
 from proctor.sandbox._environment import default_environment, default_user
 from proctor.sandbox.contract import (
@@ -33,6 +33,7 @@ from proctor.sandbox.contract import (
     Stats,
 )
 from proctor.sandbox.journal import State, now
+from proctor.sandbox.native.plan import MAX_LAYERS
 from proctor.sandbox.receipts import History
 
 if TYPE_CHECKING:
@@ -228,7 +229,13 @@ class Box:
     async def kill_all(self) -> int:
         """Kill every process except the guest; returns 0, or raises when some cannot be killed."""
         async with self._use() as guest:
-            return await guest.channel.kill_all()
+            remaining = await guest.channel.kill_all()
+        if remaining:
+            raise InfraError(
+                f"sandbox {self.id}: {remaining} processes survive SIGKILL",
+                remedy="state D means that the kernel holds them; close the sandbox",
+            )
+        return 0
 
     async def diff(self) -> builtins.list[DiffEntry]:
         """What was added, changed and deleted since creation or the last snapshot.
@@ -292,8 +299,16 @@ class Box:
         """Go on above the frozen upper. The stack that is returned is in use once more, for the caller to release."""
         async with self._changing():
             assert self._live is not None
+            if len(self._stack) >= MAX_LAYERS:
+                raise RefusedError(
+                    f"a stack holds at most {MAX_LAYERS} layers", field="layers", remedy="reset it first"
+                )
             upper, mount = self._live.open_upper(), os.dup(self._live.launched.upper_fd)
-            await self._end_incarnation()
+            try:
+                await self._end_incarnation()
+            except BaseException:
+                self._edge._discard((upper, mount))
+                raise
             layer = self._edge._frozen.add(upper, mount, kept=kept)
             self._edge._frozen.use((layer,))
             stack = self._stack = (*self._stack, layer)
@@ -408,6 +423,8 @@ class Box:
             # It was lost before it was ours to notice.
             await self._end_incarnation()
             raise LaunchError(f"{self.id}: the guest ended at once: {live.channel.lost.message}")
+        if self.spec.workdir is not None:
+            await live.channel.mkdir(self.spec.workdir)
         self._last_use = anyio.current_time()
 
     async def _end_incarnation(self) -> None:

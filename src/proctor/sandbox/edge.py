@@ -90,6 +90,7 @@ class Edge:
         raise_descriptor_limit()
         self._layout = CgroupLayout.detect()
         self._queue = anyio.Lock(fast_acquire=True)
+        self._replacing = anyio.Lock()
         self._freed = anyio.Event()
         self._changed = anyio.Event()
         self._machine_read_at = float("-inf")
@@ -170,7 +171,9 @@ class Edge:
         spec = spec or SandboxSpec()
         _check(spec)
         image = await self._images.resolve(spec.image)
-        return await self._open(spec, image, (*image.layers, *spec.layers), deadline_s, on_admitted)
+        stack = (*image.layers, *spec.layers)
+        self._images.hold(stack)
+        return await self._open(spec, image, stack, deadline_s, on_admitted)
 
     @property
     def boxes(self) -> tuple[Box, ...]:
@@ -279,13 +282,31 @@ class Edge:
                 )
                 point("create:after-disk")
             plan = _plan(plan_name, box.spec, box.image, self._paths(stack), image_file)
-            launched = await self._launcher.launch(plan)
+            launched = await self._ask_launcher(plan)
         finally:
             # Attached or not, the image needs no name any more.
             if image_file is not None:
                 image_file.unlink(missing_ok=True)
         point("create:after-launch")
         return await self._greet(box, number, launched, driver)
+
+    async def _ask_launcher(self, plan: Plan) -> Launched:
+        """Launch; a launcher that has died (its sandboxes with it) is replaced once."""
+        launcher = self._launcher
+        try:
+            return await launcher.launch(plan)
+        except LaunchError:
+            if launcher.lost is None:
+                raise
+        async with self._replacing:
+            if self._launcher is launcher:
+                log.warning("the launcher is gone (%s): starting another", launcher.lost)
+                await launcher.close()
+                config = LauncherConfig(edge=self.id, pool=self._pool_size)
+                self._launcher = await Launcher.start(config, CgroupLayout.detect())
+                self._layout = self._launcher.layout
+                self._watch = sweep.SlotWatch(self.id, self._layout)
+        return await self._launcher.launch(plan)
 
     async def _greet(self, box: Box, number: int, launched: Launched, driver: disk.Driver) -> Incarnation:
         """Wait for the guest's HELLO and write CREATED."""
@@ -470,6 +491,11 @@ def _check(spec: SandboxSpec) -> None:
     for name, value in (("cpus", resources.cpus), ("memory_mb", resources.memory_mb), ("pids", resources.pids)):
         if not value > 0:
             raise ConfigError(f"must be above zero, not {value}", field=f"resources.{name}")
+    for mount in spec.mounts:
+        if not mount.source.is_absolute() or not mount.target.startswith("/"):
+            raise ConfigError(f"{mount.source} at {mount.target}: both paths must be absolute", field="mounts")
+        if not mount.source.exists():
+            raise ConfigError(f"{mount.source} does not exist", field="mounts")
     for name, limit in (("ttl_s", spec.lifecycle.ttl_s), ("idle_timeout_s", spec.lifecycle.idle_timeout_s)):
         if limit is not None and not limit > 0:
             raise ConfigError(f"must be above zero, not {limit}", field=f"lifecycle.{name}")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VERSION = 1
+_COMPACT_BYTES = 16 << 20
 
 
 class State(StrEnum):
@@ -66,7 +67,9 @@ class Journal:
         self.path = path
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._dirty = False
-        self.live: dict[str, State] = {}
+        self._size = 0
+        # The lines of sandboxes that have not ended: what a shorter journal has to hold.
+        self._lines: dict[str, list[bytes]] = {}
 
     def write(self, sandbox: str, state: State, **fields: Any) -> None:
         """Append one record. Raises InfraError when the disk is full: then the act must not be done."""
@@ -83,10 +86,27 @@ class Journal:
         if written != len(line):
             raise InfraError(f"cannot write the journal {self.path}: the disk is full", remedy="free disk space")
         self._dirty = True
+        self._size += written
         if state is State.CLOSED:
-            self.live.pop(sandbox, None)
+            self._lines.pop(sandbox, None)
+            if self._size > _COMPACT_BYTES:
+                self._compact()
         else:
-            self.live[sandbox] = state
+            self._lines.setdefault(sandbox, []).append(line)
+
+    def _compact(self) -> None:
+        """Go on in a new file that holds the living sandboxes only; the old one is there until the new one is whole."""
+        lines = b"".join(line for lines in self._lines.values() for line in lines)
+        part = self.path.with_suffix(".part")
+        descriptor = os.open(part, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, lines)
+            os.replace(part, self.path)
+        except OSError:
+            os.close(descriptor)  # a full disk: the old file serves on
+            return
+        os.close(self._descriptor)
+        self._descriptor, self._size = descriptor, len(lines)
 
     def flush(self) -> None:
         """Bring what was written to the disk."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import secrets
 import shutil
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from proctor.sandbox.native.cgroup import CgroupLayout
+
+log = logging.getLogger(__name__)
 
 _LOCK = "lock"
 
@@ -113,7 +116,12 @@ async def sweep_dead(home: Path, layout: CgroupLayout) -> list[str]:
     removed = []
     tag = home_tag(home) + "-"
     for edge_id in _dead(home, layout, tag):
-        await layout.remove_edge(edge_id)
+        try:
+            await layout.remove_edge(edge_id)
+        except InfraError as error:
+            # A process that the kernel does not let go of. The directory stays, so that the next sweep tries again.
+            log.warning("edge %s: %s", edge_id, error.line())
+            continue
         path = home / "edges" / edge_id
         if path.exists():
             with _common_lock(path.parent):
