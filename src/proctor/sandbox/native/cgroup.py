@@ -305,23 +305,27 @@ async def _remove_tree(directory: Path, deadline_s: float) -> None:
     pause = 0.0005
     while True:
         try:
-            with suppress(FileNotFoundError):
-                os.rmdir(directory)
-            return
-        except OSError as error:
-            if error.errno != errno.EBUSY:
-                raise InfraError(f"cannot remove cgroup {directory.name}: {error.strerror}", field="cgroups") from error
-        try:
-            # Busy may mean groups below it.
-            for folder, _, _ in os.walk(directory, topdown=False):
-                with suppress(FileNotFoundError):
-                    os.rmdir(folder)
+            _rmdir(directory)
             return
         except OSError as error:
             if error.errno != errno.EBUSY or time.monotonic() > end:
                 raise InfraError(f"cannot remove cgroup {directory.name}: {error.strerror}", field="cgroups") from error
         await anyio.sleep(pause)
         pause = min(pause * 2, 0.02)
+
+
+def _rmdir(directory: Path) -> None:
+    """Most groups have nothing below them, so that is tried first; the kernel says EBUSY for groups that have."""
+    try:
+        os.rmdir(directory)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+            raise
+        for folder, _, _ in os.walk(directory, topdown=False):
+            with suppress(FileNotFoundError):
+                os.rmdir(folder)
 
 
 def _text(path: Path) -> bytes:
