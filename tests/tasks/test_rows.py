@@ -177,6 +177,7 @@ def test_lower_case_columns_and_empty_cells() -> None:
         ("repo", 3, "repo"),
         ("base_commit", "main", "base_commit"),
         ("problem_statement", "", "problem_statement: is missing"),
+        ("problem_statement", " \n", "problem_statement"),
         ("FAIL_TO_PASS", "['a' 'b']", "FAIL_TO_PASS: has strings without commas"),
         ("PASS_TO_PASS", "oops", "PASS_TO_PASS: is neither"),
         ("patch", ["x"], "patch"),

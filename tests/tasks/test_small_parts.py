@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+import tempfile
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proctor.tasks.hostenv import resolve
@@ -15,9 +16,6 @@ from proctor.tasks.ignorefile import is_ignored, parse_rules, visible_directory
 from proctor.tasks.instruction import strip_canary
 from proctor.tasks.patches import patch_paths
 from proctor.tasks.test_ids import is_truncated
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 IGNORE = """\
 # comment
@@ -161,3 +159,43 @@ def test_canaries(text: str, left: str) -> None:
 )
 def test_truncated_ids(test_id: str, cut: bool) -> None:
     assert is_truncated(test_id) is cut
+
+
+names = st.text(st.sampled_from('ab-+ .ü"\\\t@'), min_size=1, max_size=6).filter(lambda name: name not in (".", ".."))
+trees = st.dictionaries(
+    st.one_of(names, st.tuples(names, names).map("/".join)),
+    st.lists(st.sampled_from(["x", "--- a/no", "+++ b/no", "", "@@ -1 +1 @@", "diff --git a/q b/q"]), max_size=5),
+    max_size=4,
+)
+
+
+def fits(tree: dict[str, list[str]]) -> bool:
+    """Whether no file is also a directory."""
+    folders = {name.split("/")[0] for name in tree if "/" in name}
+    return not any(name in folders for name in tree)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(before=trees.filter(fits), after=trees.filter(fits))
+def test_the_files_of_a_patch_are_those_that_git_sees(
+    tmp_path: Path, before: dict[str, list[str]], after: dict[str, list[str]]
+) -> None:
+    with tempfile.TemporaryDirectory(dir=tmp_path) as place:
+        root = Path(place)
+        subprocess.run(["git", "init", "-q", "--template=", place], check=True)
+        for tree in (before, after):
+            for path in root.iterdir():
+                if path.name != ".git":
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            for name, lines in tree.items():
+                (root / name).parent.mkdir(exist_ok=True)
+                (root / name).write_text("".join(f"{line}\n" for line in lines))
+            if tree is before:
+                subprocess.run(["git", "-C", place, "add", "-A", "-f"], check=True)
+        subprocess.run(["git", "-C", place, "add", "-A", "-N", "-f"], check=True)
+        run = ["git", "-C", place, "diff", "--no-renames"]
+        patch = subprocess.run(run, check=True, capture_output=True).stdout.decode("utf-8", "surrogateescape")
+        listed = subprocess.run([*run, "--name-only", "-z"], check=True, capture_output=True).stdout.decode()
+        assert set(patch_paths(patch)) == {name for name in listed.split("\0") if name}

@@ -5,19 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 import tomllib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from proctor.common import ConfigError
 from proctor.tasks import load_any, load_task, problems
 from proctor.tasks.check import check_any
 from proctor.tasks.model import Carry, Unrunnable
 from proctor.tasks.swe import import_swe, is_swe_folder, plan_swe
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TEST_PATCH = "--- a/tests/test_a.py\n+++ b/tests/test_a.py\n@@ -1 +1 @@\n-x\n+y\n"
 ARCHIVE = b"not really an archive"
@@ -342,3 +343,39 @@ def test_progress_is_told(source: Path, tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     import_swe(source, tmp_path / "out", progress=lambda *step: seen.append(step))
     assert seen == [("a__b-1", 0, 1), ("", 1, 1)]
+
+
+# Whatever a row says arrives unchanged.
+
+texts = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), min_size=1, max_size=60)
+statements = texts.filter(lambda text: text.strip() != "")
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    statement=statements,
+    fail_to_pass=st.lists(texts, unique=True, min_size=1, max_size=4),
+    patch=statements,
+    note=texts,
+)
+def test_a_row_survives_the_import(
+    tmp_path: Path, statement: str, fail_to_pass: list[str], patch: str, note: str
+) -> None:
+    with tempfile.TemporaryDirectory(dir=tmp_path) as name:
+        row = {
+            "problem_statement": statement,
+            "FAIL_TO_PASS": json.dumps(fail_to_pass),
+            "PASS_TO_PASS": "[]",
+            "patch": patch,
+        }
+        make_instance(Path(name) / "rows/a__b-1", row, {"notes": [note], "test_command": note})
+        import_swe(Path(name) / "rows", Path(name) / "out")
+        task = load_task(Path(name) / "out/a__b-1")
+        assert task.instruction.removeprefix("\n") == statement.removeprefix("\n")
+        assert task.verifier.tests is not None
+        assert task.verifier.tests.fail_to_pass == tuple(fail_to_pass)
+        assert task.verifier.tests.command == note
+        assert task.solution is not None
+        assert task.solution.patch is not None
+        assert task.solution.patch.read_bytes() == patch.encode()
+        assert task.metadata["notes"] == [note]

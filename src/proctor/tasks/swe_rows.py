@@ -78,7 +78,7 @@ class SweRow(BaseModel):
     base_commit: Annotated[str, Field(pattern=r"^[0-9a-f]{7,64}$")] | None = None
     patch: str | None = None
     test_patch: str = ""
-    problem_statement: Annotated[str, Field(min_length=1)]
+    problem_statement: Annotated[str, Field(pattern=r"\S")]
     FAIL_TO_PASS: list[str]
     PASS_TO_PASS: list[str]
     version: str | None = None
