@@ -181,22 +181,21 @@ class PredictionExaminer:
         self._predictions = predictions
 
     async def examine(self, trial: TrialPlan, record: TrialRecord) -> Verdict:
-        """The stages that are left of a trial. An instance without a prediction is unresolved: it stays in the
-        count."""
+        """The stages that are left. No prediction counts as an empty one: the instance stays in the denominator."""
         task = trial.task
         prediction = self._predictions.get(task.instance_id or task.name)
-        if prediction is None:
-            return Verdict(Outcome.UNRESOLVED, "no_prediction", "the predictions file has none for this task")
+        patch = prediction.patch if prediction else ""
         image = self._preparation.rooms.get(task.name)
         if image is None:
             return Verdict(Outcome.INFRA_ERROR, "image", self._preparation.missing[task.name])
         record.stages.enter(Stage.COLLECTION)
-        record.put_bytes("deliverable.patch", prediction.patch.encode("utf-8", "surrogatepass"))
+        record.put_bytes("deliverable.patch", patch.encode("utf-8", "surrogatepass"))
         record.stages.enter(Stage.GRADING_ARCHIVE)
-        verdict = await grade(task, Collected.from_patch(prediction.patch), edge=self._edge, image=image)
+        with watched(longest_s(task, task.agent_limits()), record):
+            verdict = await grade(task, Collected.from_patch(patch), edge=self._edge, image=image)
         record.graded(verdict)
-        detail = "the patch is empty" if prediction.empty else ""
-        return from_grade(AgentResult(StopReason.FINISHED, detail), verdict)
+        why = "" if patch.strip() else "the patch is empty" if prediction else "there is no prediction for it"
+        return from_grade(AgentResult(StopReason.FINISHED, why), verdict)
 
 
 def longest_s(task: Task, limits: AgentLimits) -> float:

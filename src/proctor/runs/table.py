@@ -73,6 +73,20 @@ def bounds(rows: Sequence[AgentRow]) -> list[str]:
     ]
 
 
+def compat(trials: Sequence[PlannedTrial], agents: Sequence[str]) -> list[str]:
+    """For agents that were also graded by SWE-bench's own rules: that count, and where the two verdicts differ."""
+    lines = []
+    for agent in agents:
+        both = [trial.result for trial in trials if trial.agent == agent and trial.result is not None]
+        both = [result for result in both if result.compat_resolved is not None]
+        if both:
+            differing = [r.trial_id for r in both if r.compat_resolved != (r.verdict == "resolved")]
+            count = sum(bool(result.compat_resolved) for result in both)
+            differs = f"; differs from ours in {', '.join(differing)}" if differing else "; the same trials as ours"
+            lines.append(f"{agent}: by SWE-bench's own rules {count} of {len(both)} resolved{differs}")
+    return lines
+
+
 def matrix(trials: Sequence[PlannedTrial], agents: Sequence[str]) -> RenderableType:
     """tasks x agents, one mark for each attempt."""
     from rich.table import Table
@@ -127,7 +141,7 @@ def print_run(console: Console, view: RunView, *, with_matrix: bool = True) -> N
     plan = f"{len(view.lock.tasks)} tasks x {len(agents)} agents x {view.lock.attempts} attempts"
     console.print(Text(f"{head}, {plan}", style="bold"))
     console.print(comparison(rows))
-    for line in bounds(rows):
+    for line in (*bounds(rows), *compat(view.trials, agents)):
         console.print(Text(line))
     if with_matrix and view.trials:
         console.print()

@@ -46,7 +46,7 @@ def shorten(text: str) -> list[str]:
 
 def brief(value: object) -> str:
     """A value in at most about sixty characters on one line."""
-    text = safe(value if isinstance(value, str) else str(value)).replace("\n", "\\n")
+    text = safe(value if isinstance(value, str) else str(value))
     return repr(text) if len(text) <= 60 else f"{text[:60]!r}…"
 
 
