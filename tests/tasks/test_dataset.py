@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +19,7 @@ from proctor.tasks.model import Carry
 from proctor.tasks.toml_write import dump_toml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     MakeTask = Callable[..., Path]
@@ -235,3 +236,45 @@ def test_import_and_digest_on_the_command_line(
     assert main(["task", "digest", str(folder)]) == 4
     assert main(["task", "import", "swe", str(folder), "-o", str(tmp_path / "swe")]) == 4
     assert "holds no SWE instances" in capsys.readouterr().err
+
+
+# A disk that is full, a file that cannot be read.
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], check=True)
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("kind", ["harbor", "swe"])
+def test_a_full_disk_is_one_clear_error_and_leaves_no_half_task(
+    folder: Path, small_disk: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "two/tests/large").write_bytes(b"x" * 100_000)
+    row = {"instance_id": "a__b-1", "repo": "a/b", "problem_statement": "x" * 100_000, "FAIL_TO_PASS": '["t"]',
+           "PASS_TO_PASS": "[]", "image": "org/x@sha256:0", "log_parser": "parse_log_pytest",
+           "eval_script": ": '>>>>> Start Test Output'\npytest\n: '>>>>> End Test Output'\n"}  # fmt: skip
+    (tmp_path / "rows.json").write_text(json.dumps([row]))
+    source = folder if kind == "harbor" else tmp_path / "rows.json"
+    assert main(["task", "import", kind, str(source), "-o", str(small_disk / "out")]) == 6
+    message = capsys.readouterr().err
+    assert "No space left on device" in message
+    assert message.count("\n") == 1
+    assert "Traceback" not in message
+    left = sorted(path.name for path in (small_disk / "out").iterdir())
+    assert left == (["one"] if kind == "harbor" else [])
+
+
+def test_what_cannot_be_read_is_named(folder: Path) -> None:
+    (folder / "dataset.toml").mkdir()
+    assert names(folder) == ["one", "two"]
+    (folder / "loop.toml").symlink_to("loop.toml")
+    write = folder / "one/tests/loop"
+    write.symlink_to("loop")
+    assert names(folder) == ["one", "two"]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from proctor.common import ConfigError, ProctorError, RefusedError, digest_json, state_dir
 from proctor.tasks.findings import Findings, Source, raise_problems
+from proctor.tasks.io_errors import clear_errors
 from proctor.tasks.load import TASK_FILE, load_task, task_digest
 from proctor.tasks.model import Dataset, DatasetEntry, Problem, Unrunnable
 from proctor.tasks.toml_lines import TomlSyntaxError, parse_toml
@@ -147,7 +148,8 @@ def read_document(file: Path) -> tuple[DatasetToml | None, Findings]:
 
     findings = Findings(Source(str(file)))
     try:
-        data, lines = parse_toml(file.read_bytes())
+        with clear_errors("read the dataset", file):
+            data, lines = parse_toml(file.read_bytes())
     except TomlSyntaxError as error:
         findings.file_error(str(file), f"not valid TOML: {error}", line=error.line)
         return None, findings

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from proctor.common import ConfigError, atomic_write
 from proctor.tasks.findings import describe, raise_problems
+from proctor.tasks.io_errors import clear_errors
 from proctor.tasks.load import TASK_FILE, read_task, task_digest
 from proctor.tasks.model import Unrunnable
 from proctor.tasks.toml_write import dump_toml
@@ -49,6 +50,17 @@ def import_harbor(source: Path, out: Path, *, progress: Callable[[str, int, int]
         else:
             raise_problems(folder, errors)
             runnable.append(folder)
+    with clear_errors("write the tasks", out):
+        return _write(source, runnable, unrunnable, out, progress)
+
+
+def _write(
+    source: Path,
+    runnable: list[Path],
+    unrunnable: list[Unrunnable],
+    out: Path,
+    progress: Callable[[str, int, int], None] | None,
+) -> HarborReport:
     imported, kept = _copy(runnable, out, progress)
     document: dict[str, Any] = {
         "schema_version": "1.0",

@@ -17,6 +17,7 @@ from proctor.tasks.findings import Findings, Source, raise_problems
 from proctor.tasks.hostenv import resolve
 from proctor.tasks.ignorefile import visible_directory
 from proctor.tasks.instruction import strip_canary
+from proctor.tasks.io_errors import clear_errors
 from proctor.tasks.model import Carry, CarryKind, Environment, Problem, Solution, Task, TestSpec, Verifier
 from proctor.tasks.patches import patch_paths
 from proctor.tasks.refusals import network_notes, refuse_steps, refuse_unsupported
@@ -76,6 +77,13 @@ def read_task(
 ) -> tuple[Task | None, list[Problem]]:
     """The task (None when there is an error) and every problem found while reading it."""
     path = Path(os.path.abspath(path))
+    with clear_errors("read the task", path):
+        return _read_task(path, overlay, overlay_source, os.environ if host_env is None else host_env)
+
+
+def _read_task(
+    path: Path, overlay: Mapping[str, Any] | None, overlay_source: Source | None, host_env: Mapping[str, str]
+) -> tuple[Task | None, list[Problem]]:
     file = path / TASK_FILE
     if not file.is_file():
         what = "is not a task directory: it has no task.toml" if path.is_dir() else "does not exist"
@@ -97,7 +105,7 @@ def read_task(
     if parsed is None:
         return None, findings.problems
     refuse_unsupported(parsed, path, findings)
-    reader = _Reader(path, parsed, findings, os.environ if host_env is None else host_env)
+    reader = _Reader(path, parsed, findings, host_env)
     task = reader.task(overlay)
     return (None if findings.failed else task), findings.problems
 

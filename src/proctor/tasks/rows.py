@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from proctor.common import ConfigError
+from proctor.tasks.io_errors import clear_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +39,8 @@ def read_rows(path: Path) -> list[Row]:
     reader = {".json": _json, ".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}.get(path.suffix.lower())
     if reader is None:
         raise ConfigError("unknown kind of row file", field=str(path), remedy=f"one of {', '.join(ROW_SUFFIXES)}")
-    return list(reader(path))
+    with clear_errors("read the rows", path):
+        return list(reader(path))
 
 
 def _text(path: Path) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from proctor.common import ConfigError, atomic_write, digest_file, digest_json
 from proctor.tasks.instruction import strip_canary
+from proctor.tasks.io_errors import clear_errors
 from proctor.tasks.load import task_digest
 from proctor.tasks.model import Unrunnable
 from proctor.tasks.rows import ROW_SUFFIXES, read_rows
@@ -137,6 +138,11 @@ def import_swe(
 
 def write_plan(plan: ImportPlan, out: Path, *, progress: Callable[[str, int, int], None] | None = None) -> ImportReport:
     """Carry out a plan. Each task appears whole or not at all."""
+    with clear_errors("write the tasks", out):
+        return _write_plan(plan, out, progress)
+
+
+def _write_plan(plan: ImportPlan, out: Path, progress: Callable[[str, int, int], None] | None) -> ImportReport:
     out.mkdir(parents=True, exist_ok=True)
     imported: list[str] = []
     kept: list[str] = []
