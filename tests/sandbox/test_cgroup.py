@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,10 @@ import pytest
 
 from proctor.common import InfraError, RefusedError
 from proctor.sandbox.native.cgroup import CgroupLayout, GroupStats, SlotGroup
+from proctor.sandbox.native.launcher import BINARY
 from proctor.sandbox.native.plan import CgroupTree
+
+CSRC = BINARY.parent.parent / "csrc"
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -189,6 +193,95 @@ def test_edges_and_slots_are_listed_over_all_trees(mountinfo: Callable[[str], Pa
 def test_without_a_cgroup2_tree_killing_is_an_error_and_not_a_no_op(mountinfo: Callable[[str], Path]) -> None:
     with pytest.raises(InfraError, match="not known yet"):
         CgroupLayout.detect(mountinfo(_V1)).slot("edge", "s1").kill()
+
+
+# --- limits, as the launcher writes them ----------------------------------------------------------------------------
+
+_LIMIT_HARNESS = r"""
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include "cgroups.h"
+
+/* argv: tree directory, is cgroup2, memory, quota, pids */
+int main(int argc, char **argv) {
+    if (argc != 6) return 2;
+    struct cgroups groups = {.count = 1, .unified = -1};
+    groups.trees[0].controllers = CONTROLS_MEMORY | CONTROLS_CPU | CONTROLS_PIDS | (atoi(argv[2]) ? IS_UNIFIED : 0);
+    groups.trees[0].fd = open(argv[1], O_RDONLY | O_DIRECTORY);
+    struct plan plan = {.memory_bytes = strtoull(argv[3], NULL, 10), .cpu_quota_us = strtoull(argv[4], NULL, 10),
+                        .cpu_period_us = 100000, .pids = strtoull(argv[5], NULL, 10)};
+    struct failure failure = {"", 0};
+    if (cgroups_limit(&groups, "s1", &plan, &failure) < 0) printf("%s\n", failure.step);
+    return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def write_limits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The launcher's code that writes limits, as a program that takes a directory of plain files for a cgroup tree."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("limits")
+    (folder / "main.c").write_text(_LIMIT_HARNESS)
+    sources = [folder / "main.c", CSRC / "cgroups.c", CSRC / "devices.c"]
+    command = [compiler, "-std=c11", "-D_GNU_SOURCE", "-I", CSRC, "-o", folder / "limits", *sources]
+    subprocess.run(command, check=True)
+    return folder / "limits"
+
+
+def written(program: Path, root: Path, files: list[str], *arguments: int) -> dict[str, str] | str:
+    """What the program writes into `files` of slot s1, or the step it names as failed."""
+    (root / "s1").mkdir()
+    for name in files:
+        (root / "s1" / name).write_text("")
+    command = [program, root, *map(str, arguments)]
+    failed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    return failed or {name: (root / "s1" / name).read_text() for name in files}
+
+
+_V2_FILES = ["memory.max", "memory.swap.max", "cpu.max", "pids.max"]
+
+
+def test_limits_on_v2(write_limits: Path, tmp_path: Path) -> None:
+    assert written(write_limits, tmp_path, _V2_FILES, 1, 1 << 30, 150_000, 65) == {
+        "memory.max": str(1 << 30),
+        "memory.swap.max": "0",
+        "cpu.max": "150000 100000",
+        "pids.max": "65",
+    }
+
+
+def test_no_quota_on_v2(write_limits: Path, tmp_path: Path) -> None:
+    found = written(write_limits, tmp_path, _V2_FILES, 1, 4096, 0, 5)
+    assert isinstance(found, dict)
+    assert found["cpu.max"] == "max 100000"
+
+
+def test_a_v2_kernel_without_swap_accounting(write_limits: Path, tmp_path: Path) -> None:
+    assert isinstance(written(write_limits, tmp_path, ["memory.max", "cpu.max", "pids.max"], 1, 4096, 0, 5), dict)
+
+
+@pytest.mark.parametrize(("missing", "step"), [(0, "limit-memory"), (2, "limit-cpu"), (3, "limit-pids")])
+def test_a_limit_that_cannot_be_written_is_an_error(
+    write_limits: Path, tmp_path: Path, missing: int, step: str
+) -> None:
+    files = [name for number, name in enumerate(_V2_FILES) if number != missing]
+    assert written(write_limits, tmp_path, files, 1, 4096, 1000, 5) == step
+
+
+def test_limits_on_v1(write_limits: Path, tmp_path: Path) -> None:
+    files = [
+        "memory.limit_in_bytes",
+        "memory.memsw.limit_in_bytes",
+        "cpu.cfs_period_us",
+        "cpu.cfs_quota_us",
+        "pids.max",
+    ]
+    found = written(write_limits, tmp_path, files, 0, 1 << 30, 150_000, 65)
+    assert found == dict(zip(files, [str(1 << 30), str(1 << 30), "100000", "150000", "65"], strict=True))
 
 
 # --- the real thing -------------------------------------------------------------------------------------------------

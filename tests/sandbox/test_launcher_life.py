@@ -226,6 +226,41 @@ async def test_kill_of_the_edge_ends_all_even_when_a_copy_of_it_holds_the_socket
     await CgroupLayout.detect().remove_edge(edge)
 
 
+async def test_when_all_id_ranges_are_taken_a_launch_fails_at_once_and_later_succeeds(
+    base_plan: Plan, init_binary: Path
+) -> None:
+    config = LauncherConfig(edge=f"ranges-{os.getpid()}", pool=2, binary=init_binary, uid_ranges=4)
+    launcher = await Launcher.start(config)
+    made = [await launcher.launch(base_plan) for _ in range(4)]
+    with pytest.raises(LaunchError, match="id-ranges"):
+        await launcher.launch(base_plan)
+    ticks = _cpu_ticks(launcher)
+    await anyio.sleep(1)
+    assert _cpu_ticks(launcher) - ticks <= 5  # it waits, it does not spin
+    made.pop().close()
+    await anyio.sleep(0.5)
+    made.append(await launcher.launch(base_plan))
+    for sandbox in made:
+        sandbox.close()
+    await launcher.close()
+
+
+async def test_nothing_runs_while_nothing_is_asked(own: Launcher) -> None:
+    await anyio.sleep(0.3)
+    ticks = _cpu_ticks(own)
+    await anyio.sleep(1)
+    assert _cpu_ticks(own) == ticks
+
+
+def _cpu_ticks(launcher: Launcher) -> int:
+    """CPU time of launcher and stocker in hundredths of a second."""
+    total = 0
+    for pid in (launcher._process.pid, _stocker(launcher)):
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        total += int(fields[11]) + int(fields[12])
+    return total
+
+
 async def test_a_failed_launch_leaves_nothing(own: Launcher, base_plan: Plan) -> None:
     await anyio.sleep(0.2)
     before = len(own.layout.slots(own.config.edge))

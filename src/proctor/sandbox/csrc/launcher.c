@@ -30,6 +30,7 @@
 #define QUEUE_MAX 1024
 #define FIXED_POLLS 3
 #define SLOT_DEADLINE_MS 10000
+#define REFILL_PAUSE_MS 250 /* after the stocker could not make a slot */
 
 struct slot {
     struct slot_offer offer;
@@ -65,6 +66,7 @@ struct launcher {
     struct slot pool[POOL_MAX];
     unsigned pool_count;
     uint32_t ordered[2]; /* slots asked of the stocker, by network kind */
+    int64_t refill_ms;   /* no refill for the pool alone before this time */
     struct flight flights[FLIGHT_MAX];
     unsigned flight_count;
     struct waiting *first, **last;
@@ -143,6 +145,7 @@ static void order_slots(struct launcher *launcher, uint32_t network, uint32_t co
 static void refill(struct launcher *launcher) {
     uint32_t target = launcher->config.pool + launcher->waiting_count;
     uint32_t coming = launcher->pool_count + launcher->ordered[NETWORK_NONE];
+    if (launcher->waiting_count == 0 && now_ms() < launcher->refill_ms) return;
     if (coming <= target / 2) order_slots(launcher, NETWORK_NONE, target - coming);
 }
 
@@ -303,6 +306,7 @@ static void handle_offer(struct launcher *launcher) {
     if (slot.offer.error != 0 || fd_count != 3) {
         const struct failure failure = {slot.offer.step, slot.offer.error};
         close_all(fds, fd_count);
+        launcher->refill_ms = now_ms() + REFILL_PAUSE_MS;
         /* One refusal answers one waiting launch, so a machine that cannot make slots says so instead of hanging. */
         if ((waiting = dequeue(launcher, slot.offer.network)) != NULL) {
             answer(launcher, ((struct message_header *)(void *)waiting->data)->request, NULL, &failure);
@@ -320,6 +324,7 @@ static void handle_offer(struct launcher *launcher) {
         launcher->pool[launcher->pool_count++] = slot;
     } else {
         drop_slot(launcher, &slot);
+        if (slot.offer.network == NETWORK_OPEN) order_slots(launcher, NETWORK_OPEN, 1); /* its launch still waits */
     }
 }
 
@@ -339,9 +344,9 @@ static void drain_queue(struct launcher *launcher) {
     }
 }
 
-/* Milliseconds until the first deadline of a flight has passed, or -1. */
+/* Milliseconds until something is due without a message: the deadline of a flight, a refill that was put off. -1: nothing. */
 static int next_deadline(const struct launcher *launcher) {
-    int64_t first = INT64_MAX;
+    int64_t first = launcher->refill_ms > now_ms() ? launcher->refill_ms : INT64_MAX;
     for (unsigned i = 0; i < launcher->flight_count; i++) {
         if (launcher->flights[i].deadline_ms < first) first = launcher->flights[i].deadline_ms;
     }

@@ -21,7 +21,7 @@ from proctor.common import InfraError
 from proctor.sandbox.contract import LaunchError
 from proctor.sandbox.native.cgroup import CgroupLayout
 from proctor.sandbox.native.plan import (
-    MESSAGE_MAX,
+    REPLY_MAX,
     LauncherSetup,
     LaunchReply,
     Plan,
@@ -205,7 +205,7 @@ class Launcher:
         try:
             await self._send(setup, ())
             await anyio.wait_readable(self._socket)
-            data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_MAX, _MAX_FDS)
+            data, fds, _, _ = socket.recv_fds(self._socket, REPLY_MAX, _MAX_FDS)
         except (ConnectionResetError, LaunchError):  # it ended with our message unread
             data, fds = b"", []
         reply = decode_reply(data) if data else None
@@ -258,7 +258,7 @@ class Launcher:
         """Take every message that is there; wake whom it belongs to; close what belongs to nobody any more."""
         while self._lost is None:
             try:
-                data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_MAX, _MAX_FDS)
+                data, fds, _, _ = socket.recv_fds(self._socket, REPLY_MAX, _MAX_FDS)
             except BlockingIOError:
                 return
             except OSError as error:
