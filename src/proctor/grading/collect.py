@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from proctor.common import InfraError
 from proctor.grading.contract import GradeFinding
-from proctor.grading.deliverable import Change, Collected, Dropped, FileState, Reason, listing
+from proctor.grading.deliverable import Change, Collected, Dropped, FileState, Reason, dropped_findings, listing
 from proctor.grading.diffing import LINK, make_patch
 from proctor.grading.trees import View
 from proctor.sandbox.contract import FileError
@@ -59,17 +59,12 @@ async def collect(task: Task, box: Sandbox) -> Collected:
                 changes = [change for path in task.carry.paths async for change in reader.tree(path)]
         except _TooMuch as error:
             return Collected(kind=kind, problem=str(error), findings=(GradeFinding("too-large", str(error)),))
-    findings = [
-        GradeFinding("not-carried", f"{one.path}: {one.detail or one.reason}")
-        for one in dropped
-        if one.reason in ("link", "special")
-    ]
     return Collected(
         kind=kind,
         patch=make_patch(changes) if kind == "patch" else None,
         changes=tuple(changes),
         summary={"kind": kind, "files": len(changes), "dropped": listing(dropped)},
-        findings=tuple(findings[:50]),
+        findings=tuple(dropped_findings([one for one in dropped if one.reason != "bytecode"])),
     )
 
 

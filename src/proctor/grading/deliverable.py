@@ -71,6 +71,22 @@ class Dropped:
     detail: str = ""
 
 
+def dropped_findings(dropped: list[Dropped]) -> list[GradeFinding]:
+    """One note for each reason: how many paths were not carried, and the first of them by name."""
+    from proctor.grading.contract import GradeFinding
+
+    by_reason: dict[str, list[Dropped]] = {}
+    for one in dropped:
+        by_reason.setdefault(one.reason, []).append(one)
+    return [
+        GradeFinding(
+            "not-carried",
+            f"{reason}: {len(found)} paths, " + ", ".join(f"{d.path} {d.detail}".strip() for d in found[:5]),
+        )
+        for reason, found in by_reason.items()
+    ]
+
+
 MAX_LISTED = 200
 
 

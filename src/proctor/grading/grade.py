@@ -13,7 +13,7 @@ import anyio.to_thread
 from proctor.common import ConfigError, InfraError
 from proctor.grading.compat import verdict_of
 from proctor.grading.contract import CompatVerdict, Grade, GradeFinding, TestOutcome
-from proctor.grading.deliverable import listing
+from proctor.grading.deliverable import dropped_findings, listing
 from proctor.grading.flaky import settle, unsettled
 from proctor.grading.harbor import reward_map, run_verifier
 from proctor.grading.room import Rooms, make_tester, place_changes, place_toolkit
@@ -156,7 +156,7 @@ class _Examiner:
             policy = Policy.of(self.rooms.image, self.rooms.workdir, system=self.task.carry.system)
             plan = await anyio.to_thread.run_sync(read_plan, collected.layer, self.rooms.image.layers, policy)
             self.carried["dropped"] = listing(plan.dropped)
-            self.findings.extend(GradeFinding("not-carried", f"{one.path}: {one.reason}") for one in plan.dropped[:50])
+            self.findings.extend(dropped_findings(plan.dropped))
             async with self.rooms.open(layers=(collected.layer,)) as box:
                 await apply_plan(box, plan)
                 yield box
