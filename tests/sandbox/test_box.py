@@ -117,6 +117,12 @@ async def test_disk_files(edge: Edge, driver: str) -> None:
     assert result.reason is EndReason.DISK
 
 
+async def test_a_full_disk_in_memory_leaves_memory_to_work_with(edge: Edge) -> None:
+    box = await edge.create(small(resources=limited(memory_mb=64, disk_mb=64)))
+    assert (await box.exec("head -c 200M /dev/zero > /root/big")).reason is EndReason.DISK
+    assert (await box.exec(["python3", "-c", "import os; os.remove('/root/big'); print('room')"])).text == "room\n"
+
+
 async def test_cpu(edge: Edge) -> None:
     box = await edge.create(small(resources=limited(cpus=0.2)))
     await box.exec(["timeout", "0.6", "sh", "-c", "while :; do :; done"])

@@ -1,6 +1,7 @@
 """Where the private upper layer lives, so that its bytes and files are capped by the kernel.
 
-- `memory`: a tmpfs with `size` and `nr_inodes`, made by the launcher. Fast; charged to the sandbox's memory limit.
+- `memory`: a tmpfs with `size` and `nr_inodes`, made by the launcher. Fast; charged to the sandbox's memory limit, of
+  which an eighth (16 MB at least) always stays with the processes.
 - `loop`: a sparse ext4 image of exactly that size and number of inodes. The image is copied from a template that is
   formatted once per size (a 1 GiB image is about 100 KiB of metadata, so a copy takes a fraction of a millisecond),
   and loses its name as soon as it is attached, so nothing can be left behind.
@@ -48,6 +49,15 @@ def choose(resources: Resources) -> Driver:
             remedy="use the memory driver",
         )
     return driver
+
+
+def memory_size_mb(resources: Resources) -> int:
+    """The size of a `memory` upper: what was asked for, but never so much that a full disk starves the processes.
+
+    Its pages count against `memory_mb`, so the last megabytes could only ever be had by being killed for them.
+    """
+    kept_for_processes = max(16, resources.memory_mb // 8)
+    return max(min(resources.disk_mb, resources.memory_mb - kept_for_processes), 1)
 
 
 class Templates:

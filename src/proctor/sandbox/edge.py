@@ -33,6 +33,7 @@ from proctor.sandbox.contract import (
     Image,
     LaunchError,
     Layer,
+    Resources,
     SandboxLost,
     SandboxSpec,
     Stats,
@@ -314,7 +315,13 @@ class Edge:
         counters = Counters(group, launched.upper_fd)
         channel = GuestChannel(launched.channel, attribution=counters)
         incarnation = Incarnation(
-            number, launched, group, channel, counters, driver, _mechanisms(self._layout, driver, launched)
+            number,
+            launched,
+            group,
+            channel,
+            counters,
+            driver,
+            _mechanisms(self._layout, box.spec.resources, driver, launched),
         )
         try:
             with anyio.fail_after(_HELLO_DEADLINE_S):
@@ -511,7 +518,7 @@ def _plan(name: str, spec: SandboxSpec, image: Image, layers: tuple[Path | int, 
         layers=layers,
         upper=LoopUpper(image_file)
         if image_file is not None
-        else MemoryUpper(resources.disk_mb << 20, resources.disk_inodes),
+        else MemoryUpper(disk.memory_size_mb(resources) << 20, resources.disk_inodes),
         limits=Limits(
             memory_bytes=resources.memory_mb << 20,
             pids=resources.pids + 1,
@@ -525,13 +532,14 @@ def _plan(name: str, spec: SandboxSpec, image: Image, layers: tuple[Path | int, 
     )
 
 
-def _mechanisms(layout: CgroupLayout, driver: disk.Driver, launched: Launched) -> dict[str, str]:
+def _mechanisms(layout: CgroupLayout, resources: Resources, driver: disk.Driver, launched: Launched) -> dict[str, str]:
+    size_mb = disk.memory_size_mb(resources)
     group = f"cgroup v{layout.version}"
     return {
         "memory": group,
         "cpus": group,
         "pids": group,
-        "disk": {"memory": "tmpfs size and inodes", "loop": "ext4 image of that size"}[driver],
+        "disk": {"memory": f"tmpfs of {size_mb} MB", "loop": f"ext4 image of {resources.disk_mb} MB"}[driver],
         "ids": f"user namespace at {launched.uid_base}",
         **{f"launcher.{name}": value for name, value in launched.facts.items()},
     }
