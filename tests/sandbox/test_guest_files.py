@@ -9,8 +9,9 @@ import socket
 import stat
 import subprocess
 import tarfile
+import tempfile
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 import pytest
@@ -21,9 +22,6 @@ from proctor.sandbox.native.records import encode as encode_record
 from proctor.sandbox.native.tree import directory_to_tree, tar_to_tree, tree_to_directory, tree_to_tar
 
 from .guests import ENV, dev_guest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
 
@@ -152,14 +150,16 @@ async def test_remove_is_careful_unless_told_otherwise(tmp_path: Path) -> None:
     assert (tmp_path / "outside/kept").exists()
 
 
-async def test_ten_thousand_levels_are_carried_out_and_removed(tmp_path: Path) -> None:
+async def test_ten_thousand_levels_are_carried_out_and_removed() -> None:
+    # In memory: on a disk that discards what it frees this measures the disk.
+    tmp_path = Path(tempfile.mkdtemp(dir="/dev/shm"))
     deep(tmp_path, 10_000)
     async with dev_guest() as guest:
         with anyio.fail_after(30):
             size = sum([len(chunk) async for chunk in guest.pack(str(tmp_path))])
             await guest.remove(f"{tmp_path}/d", recursive=True)
     assert size > 100_000_000  # each path is written in full
-    assert os.listdir(tmp_path) == []
+    os.rmdir(tmp_path)
 
 
 async def test_a_directory_is_made_once(tmp_path: Path) -> None:

@@ -1,0 +1,159 @@
+"""The guest, built with the address and undefined-behaviour sanitizers, against a host that lies.
+
+It runs as nobody: a mutated request may ask for anything.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from proctor.sandbox.native.frames import U32, ExecFlag, FrameType, exec_request, frame
+from proctor.sandbox.native.launcher import BINARY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.slow]
+
+SECONDS = float(os.environ.get("PROCTOR_FUZZ_SECONDS", "5"))
+SOURCE = BINARY.parent.parent / "csrc"
+_SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+
+
+@pytest.fixture(scope="session")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """proctor-init with sanitizers."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("sanitized")
+    folder.chmod(0o755)
+    for parent in list(folder.parents)[:2]:
+        parent.chmod(0o755)
+    binary = folder / "proctor-init"
+    flags = ["-std=c11", "-O1", "-g", "-D_GNU_SOURCE", "-fno-strict-aliasing", *_SANITIZE]
+    built = subprocess.run([compiler, *flags, "-o", str(binary), *map(str, sorted(SOURCE.glob("*.c")))], check=False)
+    if built.returncode:
+        pytest.skip("this compiler has no sanitizers")
+    return binary
+
+
+@pytest.fixture
+def reports() -> Iterator[Path]:
+    """Where sanitizers report, also those of file operations, whose stderr belongs to the host."""
+    folder = Path(tempfile.mkdtemp(prefix="proctor-fuzz-"))
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def run_guest(binary: Path, reports: Path, script: list[bytes], rng: random.Random) -> int:
+    """Give one guest a script of frames, hang up, and return its exit status."""
+    ours, theirs = socket.socketpair()
+    enter = ["unshare", "--fork", "--pid", "--mount-proc", "--kill-child"]
+    drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    options = f"detect_leaks=0:exitcode=99:log_path={reports}/report"
+    process = subprocess.Popen(
+        [*enter, *drop, str(binary), "guest-dev", str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        cwd="/",
+        env={"ASAN_OPTIONS": options, "UBSAN_OPTIONS": f"print_stacktrace=1:exitcode=99:log_path={reports}/report"},
+    )
+    theirs.close()
+    ours.settimeout(5)
+    try:
+        for data in script:
+            at = 0
+            while at < len(data):  # cut where a frame does not end
+                size = rng.choice([1, 5, 12, 100, 70_000])
+                ours.sendall(data[at : at + size])
+                at += size
+            if rng.random() < 0.2:
+                ours.recv(1 << 20)
+    except (BrokenPipeError, ConnectionResetError, TimeoutError):
+        pass
+    finally:
+        ours.close()
+    return process.wait(30)
+
+
+def honest(rng: random.Random, exec_id: int) -> list[bytes]:
+    """Frames of one command as a host would send them."""
+    flags = ExecFlag(rng.randrange(16)) | ExecFlag.STDIN
+    builtin = rng.choice([None, None, "read", "write", "list", "stat", "remove", "mkdir", "pack", "unpack", "nonsense"])
+    argv = rng.choice(
+        [["/bin/cat"], ["/bin/true"], ["/bin/sh", "-c", "sleep 9 & echo x"], ["/proc/self/status", "99"], ["/etc"]]
+    )
+    request = exec_request(
+        argv,
+        env={"A": "b", "PATH": rng.choice(["/bin", "", ":" * 5000])},
+        cwd=rng.choice([None, "/", "/nowhere"]),
+        user=rng.choice([None, "root", "nobody", "0:0", "1234", "a:b", ":", "root:nogroup"]),
+        flags=flags,
+        report_fd=rng.choice([None, 3, 9, 255]),
+        builtin=builtin,
+    )
+    frames = [frame(FrameType.EXEC, exec_id, 0, request)]
+    if rng.random() < 0.2:
+        half = len(request) // 2
+        frames = [frame(FrameType.EXEC, exec_id, 1, request[:half]), frame(FrameType.EXEC, exec_id, 0, request[half:])]
+    for _ in range(rng.randrange(4)):
+        frames.append(frame(FrameType.DATA, exec_id, 0, rng.randbytes(rng.choice([1, 40, 65_536]))))
+    return [
+        *frames,
+        *rng.sample(
+            [
+                frame(FrameType.EOF, exec_id, 0),
+                frame(FrameType.KILL, exec_id, 0, U32.pack(rng.choice([0, 0, 9, 15, 64]))),
+                frame(FrameType.PING, 0, 0, bytes(8)),
+                frame(FrameType.CREDIT, exec_id, 1, U32.pack(rng.choice([0, 1, 262_144]))),
+                frame(FrameType.KILLALL),
+            ],
+            rng.randrange(4),
+        ),
+    ]
+
+
+def mutated(rng: random.Random, script: list[bytes]) -> list[bytes]:
+    """The script with something wrong in it."""
+    script = list(script)
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(script))
+        data = bytearray(script[at]) or bytearray(1)
+        choice = rng.randrange(5)
+        if choice == 0:
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        elif choice == 1:
+            data = data[: rng.randrange(len(data))]
+        elif choice == 2:
+            data = bytearray(rng.randbytes(rng.randrange(1, 200)))
+        elif choice == 3:
+            data = data + data
+        else:
+            position = rng.randrange(12, len(data) + 1) if len(data) > 12 else 0
+            data[position:position] = rng.randbytes(rng.randrange(1, 9))
+            data[:4] = U32.pack(max(0, len(data) - 12))
+        script[at] = bytes(data)
+    return script
+
+
+@pytest.mark.parametrize("wrong", [False, True], ids=["honest", "mutated"])
+def test_no_script_of_frames_makes_the_guest_misbehave(sanitized: Path, reports: Path, wrong: bool) -> None:
+    seed, deadline, runs = 20_261_130, time.monotonic() + SECONDS, 0
+    while time.monotonic() < deadline or runs < 10:
+        rng = random.Random(seed + runs)
+        script = [data for exec_id in range(1, rng.randint(2, 12)) for data in honest(rng, exec_id)]
+        status = run_guest(sanitized, reports, mutated(rng, script) if wrong else script, rng)
+        text = "\n".join(path.read_text(errors="replace")[:4000] for path in sorted(reports.iterdir()))
+        assert (status, text) == (0, ""), f"seed {seed + runs}"
+        runs += 1
