@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -173,3 +175,41 @@ def wait_for(condition: object, process: subprocess.Popen[str], deadline_s: floa
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_ctrl_c_on_a_terminal_restores_it(home: Path, tmp_path: Path) -> None:
+    """On a terminal Ctrl-C reaches the whole foreground group; the display ends, the cursor is back."""
+    make_toy(tmp_path / "toys", "slow", solve=SLOW_SOLUTION)
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "proctor", "run", str(tmp_path / "toys"), "--agent", "oracle", "-o", str(run_dir)]
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execve(command[0], command, os.environ | {"PROCTOR_HOME": str(home), "TERM": "xterm-256color"})
+    screen = read_until(terminal, b"execution")
+    os.write(terminal, b"\x03")
+    screen += read_until(terminal, None)
+    _, status = os.waitpid(child, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 130
+    assert b"1 running" in screen
+    assert screen.rfind(b"\x1b[?25h") > screen.rfind(b"\x1b[?25l") >= 0
+    assert b"--resume" in screen.rpartition(b"record:")[2]
+    assert footprint(home) == NOTHING
+
+
+def read_until(terminal: int, words: bytes | None, deadline_s: float = 60) -> bytes:
+    """What appears on a terminal until `words` do, or until its other end is closed."""
+    seen, end = b"", time.monotonic() + deadline_s
+    while words is None or words not in seen:
+        assert time.monotonic() < end, seen
+        if not select.select([terminal], [], [], 1)[0]:
+            continue
+        try:
+            chunk = os.read(terminal, 65536)
+        except OSError:  # EIO: the other end is closed
+            break
+        if not chunk:
+            break
+        seen += chunk
+    return seen

@@ -63,6 +63,6 @@ def _steps_of(name: str, progress: Progress) -> ImageProgress:
     def report(step: int, total: int, text: str) -> None:
         if (step, total) not in seen:
             seen.add((step, total))
-            progress.note(f"{name}: {text} ({step}/{total})")
+            progress.preparing(f"{name}: {text} ({step}/{total})")
 
     return report

@@ -111,7 +111,15 @@ class Progress(Protocol):
     """A display: a context manager that takes events."""
 
     def __call__(self, event: Event) -> None: ...
-    def note(self, line: str) -> None: ...
+
+    def note(self, line: str) -> None:
+        """Something to be read even after the run."""
+        ...
+
+    def preparing(self, line: str) -> None:
+        """What is being done before the first trial."""
+        ...
+
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
@@ -139,7 +147,11 @@ class LineProgress:
             self._write(self.board.line())
 
     def note(self, line: str) -> None:
-        """A line beside the progress itself."""
+        """A line of its own."""
+        self._write(safe(line))
+
+    def preparing(self, line: str) -> None:
+        """A line of its own."""
         self._write(safe(line))
 
     def __enter__(self) -> Self:
@@ -160,6 +172,7 @@ class LiveProgress:
 
         self._console = console
         self.board = board or Board()
+        self._preparing = "preparing"
         self._live = Live(
             get_renderable=self._render, console=console, refresh_per_second=4, transient=True, redirect_stdout=False,
             redirect_stderr=False,
@@ -176,16 +189,22 @@ class LiveProgress:
 
         self._console.print(Text(safe(line), style="yellow"))
 
+    def preparing(self, line: str) -> None:
+        """Shown until the next one, or until the first trial."""
+        self._preparing = line
+
     def _render(self) -> RenderableType:
         from rich.console import Group
         from rich.progress_bar import ProgressBar
+        from rich.table import Table
         from rich.text import Text
 
         board = self.board
-        lines: list[RenderableType] = [
-            ProgressBar(total=max(1, board.total), completed=board.done, width=60),
-            Text(f"{board.line()} · {duration(board.elapsed_s)}"),
-        ]
+        if not board.total:
+            return Text(safe(self._preparing), style="dim", no_wrap=True, overflow="ellipsis")
+        bar = Table.grid()  # a bar by itself does not end its line
+        bar.add_row(ProgressBar(total=board.total, completed=board.done, width=60))
+        lines: list[RenderableType] = [bar, Text(f"{board.line()} · {duration(board.elapsed_s)}")]
         running = board.running_longest()
         for trial_id, stage, age in running[:_SHOWN]:
             lines.append(Text(f"  {trial_id}  {stage or ''}  {duration(age)}", style="dim"))
