@@ -233,7 +233,11 @@ def test_import_and_digest_on_the_command_line(
     assert "2 imported, 0 already there, 0 not runnable" in capsys.readouterr().out
     assert main(["task", "digest", str(tmp_path / "out/one")]) == 0
     assert capsys.readouterr().out.startswith(task_digest(folder / "one"))
-    assert main(["task", "digest", str(folder)]) == 4
+    assert main(["task", "digest", "--json", str(folder)]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        str(folder / name): task_digest(folder / name) for name in ("one", "two")
+    }
+    assert main(["task", "digest", str(folder / "README.md")]) == 4
     assert main(["task", "import", "swe", str(folder), "-o", str(tmp_path / "swe")]) == 4
     assert "holds no SWE instances" in capsys.readouterr().err
 

@@ -299,3 +299,23 @@ async def test_a_user_that_the_image_does_not_have(store: ImageStore, tmp_path: 
     environment = Environment(image="test:image", files=tmp_path / "environment")
     with pytest.raises(ConfigError, match="no user 'ghost'"):
         await prepare(task_for(tmp_path, environment=environment, agent_user="ghost"), store=store)
+
+
+def test_a_proof_is_remembered_and_survives_pruning(
+    store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(root: Path) -> None:
+        make_repository(root / "testbed")
+        add_future(root / "testbed")
+
+    image = image_of(store, build)
+    first = scrub_image(image, "/testbed", store=store)
+    with monkeypatch.context() as patch:
+        patch.setattr("proctor.tasks.environment.read_history", None)
+        again = scrub_image(image, "/testbed", store=store)
+    assert again == first
+    store.remove(first.ref)
+    store.prune()
+    assert not first.layers[-1].path.exists()
+    assert scrub_image(image, "/testbed", store=store) == first
+    assert first.layers[-1].path.exists()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from proctor.cli.main import main
 from proctor.common import ConfigError, RefusedError
 from proctor.tasks import load_task, problems
 from proctor.tasks.findings import Source
@@ -17,7 +19,6 @@ from proctor.tasks.model import AgentLimits, Carry, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     MakeTask = Callable[..., Path]
 
@@ -456,3 +457,25 @@ def test_no_file_breaks_the_reader(make_task: MakeTask, cuts: list[tuple[int, in
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_no_bytes_break_the_reader(make_task: MakeTask, data: bytes) -> None:
     assert isinstance(problems(make_task(files={"task.toml": data})), list)
+
+
+def test_file_names_and_ignore_files_need_not_be_text(make_task: MakeTask, capsys: pytest.CaptureFixture[str]) -> None:
+    root = make_task(files={"tests/.harborignore": b"\xff*\n"})
+    odd = os.fsencode(root / "tests") + b"/\xfe"
+    os.symlink("/nowhere", odd)
+    Path(os.fsdecode(os.fsencode(root / "tests") + b"/\xffgone")).write_text("x")
+    (error,) = errors_of(root)
+    assert error.message == "is a link that leaves the task directory"
+    assert main(["task", "check", str(root)]) == 4
+    assert "tests/\\udcfe" in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_read_is_a_problem(make_task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_task()
+
+    def denied(path: Path, *_: object) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    (error,) = errors_of(root)
+    assert (error.file, error.message) == (str(root / "task.toml"), "cannot read the task: Permission denied")

@@ -60,10 +60,15 @@ def _print_report(report: CheckReport, errors_only: bool) -> None:
         text += f" ({one.remedy})" if one.remedy else ""
         rule = f" [{one.rule}]" if one.rule else ""
         severity = click.style(f"{one.severity:<7}", fg="red" if one.severity == "error" else "yellow")
-        click.echo(f"{place:<{width}}  {severity}  {text}{rule}")
+        click.echo(_printable(f"{place:<{width}}  {severity}  {text}{rule}"))
     counts = ((report.tasks, "task"), (report.errors, "error"), (report.warnings, "warning"))
     text = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts)
     click.echo(f"{report.path}: {text}")
+
+
+def _printable(text: str) -> str:
+    """Names of files need not be text."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 @task.command(name="import")
@@ -115,15 +120,17 @@ def _print_import(
 @click.argument("paths", nargs=-1, required=True, type=EXISTING)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object from path to digest.")
 def digest(paths: tuple[Path, ...], as_json: bool) -> None:
-    """Print the digest of task directories, as a dataset.toml names them."""
+    """Print the digest of task directories (or of all in a folder), as a dataset.toml names them."""
     from proctor.common import ConfigError
     from proctor.tasks.load import TASK_FILE, task_digest
 
     found: dict[str, str] = {}
     for path in paths:
-        if not (path / TASK_FILE).is_file():
-            raise ConfigError("is not a task directory: it has no task.toml", field=str(path))
-        found[str(path)] = task_digest(path)
+        folders = [path] if (path / TASK_FILE).is_file() or not path.is_dir() else sorted(path.iterdir())
+        tasks = [folder for folder in folders if (folder / TASK_FILE).is_file()]
+        if not tasks:
+            raise ConfigError("holds no task directories", field=str(path), remedy="each has a task.toml")
+        found |= {str(folder): task_digest(folder) for folder in tasks}
     if as_json:
         click.echo(json.dumps(found, indent=1))
     else:

@@ -6,6 +6,7 @@ will work in: an image whose repository cannot be proved clean is not used.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from proctor.common import ConfigError, canonical_json, digest_json
+from proctor.common import ConfigError, atomic_write, canonical_json, digest_json
 from proctor.sandbox.images.manifest import MountRecord
 from proctor.sandbox.images.store import EMPTY
 from proctor.sandbox.images.tools import silent
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from proctor.sandbox.images.tools import Progress
     from proctor.tasks.model import Task
 
+_PROOF_VERSION = 1
 NO_REPOSITORY = '{"repository":false}'
 OPAQUE = "trusted.overlay.opaque"
 _MAX_ALTERNATES = 8
@@ -85,8 +87,36 @@ def scrub_image(image: Image, path: str, *, store: ImageStore, base: str | None 
 
     An image that is clean is returned with the proof as a label; otherwise one more layer replaces the git
     directory and deletes what it borrowed objects from. A plain directory has no history, and the label says
-    so; it is an error when a repository is `required`.
+    so; it is an error when a repository is `required`. What was proved once for an image is remembered beside it.
     """
+    key = digest_json([_PROOF_VERSION, image.digest, path, base, required]).removeprefix("sha256:")
+    memory = store.root / "cache" / f"history-{key}.json"
+    known = _recall(memory, image, store)
+    if known is not None:
+        return known
+    scrubbed = _scrub_image(image, path, store=store, base=base, required=required)
+    labels = {name: text for name, text in scrubbed.labels.items() if image.labels.get(name) != text}
+    added = scrubbed.layers[-1].digest if len(scrubbed.layers) > len(image.layers) else None
+    atomic_write(memory, canonical_json({"layer": added, "labels": labels}))
+    return scrubbed
+
+
+def _recall(memory: Path, image: Image, store: ImageStore) -> Image | None:
+    """The image that an earlier proof gave, unless its layer has been pruned since."""
+    if not memory.is_file():
+        return None
+    record = json.loads(memory.read_bytes())
+    if record["layer"] is None:
+        return replace(image, labels={**image.labels, **record["labels"]})
+    if not store.layer_path(record["layer"]).is_dir():
+        return None
+    with store.workspace() as workspace:
+        layer = store.layer(record["layer"])
+        workspace.hold([*image.layers, layer])
+        return _with_layer(image, layer, store, labels=record["labels"])
+
+
+def _scrub_image(image: Image, path: str, *, store: ImageStore, base: str | None, required: bool) -> Image:
     with LowerStack(image.layers) as stack, store.workspace() as workspace:
         workspace.hold(image.layers)
         copied = _copy_repository(stack, path, workspace)

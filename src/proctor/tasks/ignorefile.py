@@ -91,7 +91,7 @@ def visible_directory(folder: Path) -> Path:
     target = state_dir() / "filtered" / digest_tree(folder).removeprefix("sha256:")
     if target.is_dir():
         return target
-    rules = parse_rules(ignore_file.read_text(encoding="utf-8"))
+    rules = parse_rules(ignore_file.read_text(encoding="utf-8", errors="surrogateescape"))
 
     def hidden(current: str, names: list[str]) -> list[str]:
         base = os.path.relpath(current, folder)

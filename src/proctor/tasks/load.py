@@ -77,8 +77,11 @@ def read_task(
 ) -> tuple[Task | None, list[Problem]]:
     """The task (None when there is an error) and every problem found while reading it."""
     path = Path(os.path.abspath(path))
-    with clear_errors("read the task", path):
-        return _read_task(path, overlay, overlay_source, os.environ if host_env is None else host_env)
+    try:
+        with clear_errors("read the task", path):
+            return _read_task(path, overlay, overlay_source, os.environ if host_env is None else host_env)
+    except ConfigError as error:
+        return None, [Problem(error.field or str(path), None, None, error.message, error.remedy)]
 
 
 def _read_task(
