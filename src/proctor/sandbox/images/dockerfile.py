@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from proctor.sandbox.images.store import ImageStore, Workspace
 
 Pull = Literal["auto", "never"]
-_BUILDER_VERSION = 3
+_BUILDER_VERSION = 4
 _PULL_TIMEOUT_S = 20.0
 _FROM = re.compile(r"^(\s*FROM\s+(?:--platform=\S+\s+)?)(\S+)(\s+AS\s+(\S+))?\s*$", re.IGNORECASE)
 _ARG = re.compile(r"^\s*ARG\s+([A-Za-z_]\w*)(?:=(.*))?\s*$", re.IGNORECASE)
@@ -193,6 +193,14 @@ def _recently_unreachable(store: ImageStore) -> bool:
         return False
 
 
+def _buildah(root: Path) -> list[str]:
+    """The command, in pid and mount namespaces of its own: a build that fails or is stopped leaves neither a process
+    nor a mount behind, however it was detached."""
+    flags = ["--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
+    storage = ["--root", str(root / "storage"), "--runroot", str(root / "run"), "--storage-driver", "overlay"]
+    return [require_tool("unshare", "util-linux"), *flags, require_tool("buildah"), *storage]
+
+
 class _Builder:
     """buildah with a storage of its own below the store."""
 
@@ -201,10 +209,7 @@ class _Builder:
         self._progress = progress
         root = store.root / "buildah"
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._tool = [
-            require_tool("buildah"), "--root", str(root / "storage"), "--runroot", str(root / "run"),
-            "--storage-driver", "overlay",
-        ]  # fmt: skip
+        self._tool = _buildah(root)
 
     async def _run(self, *arguments: str, what: str, env: Mapping[str, str] | None = None) -> str:
         return await run_tool([*self._tool, *arguments], what=what, env=env, on_line=self._progress, step=1, total=3)
@@ -280,7 +285,9 @@ class _Builder:
             shared += 1
         layers = [self._store.layer(known[item]) for item in diff_ids[:shared]]
         blobs = oci.layer_blobs(layout, manifest, config)[shared:]
-        layers += oci.import_layers(blobs, self._store, workspace, self._progress, first=not layers)
+        layers += oci.import_layers(
+            blobs, self._store, workspace, self._progress, first=not layers, unwanted=(BUILD_DIR,)
+        )
         inner = config.get("config") or {}
         from_names = [use.name for use in uses if use.before.strip().upper().startswith("FROM")]
         base = next((bases[name] for name in reversed(from_names) if bases[name].layers[0] in layers), None)
@@ -323,10 +330,7 @@ def forget_builds(store: ImageStore) -> None:
 
     root = store.root / "buildah"
     if root.is_dir():
-        tool = [
-            require_tool("buildah"), "--root", str(root / "storage"), "--runroot", str(root / "run"),
-            "--storage-driver", "overlay",
-        ]  # fmt: skip
+        tool = _buildah(root)
         for arguments in (["rm", "--all"], ["rmi", "--all", "--force"]):
             done = subprocess.run([*tool, *arguments], capture_output=True, text=True, check=False)
             if done.returncode != 0:

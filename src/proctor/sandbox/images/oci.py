@@ -261,16 +261,23 @@ def _diff_ids(config: Mapping[str, Any], expected: int) -> list[str]:
 
 
 def import_layers(
-    blobs: list[_Blob], store: ImageStore, workspace: Workspace, progress: Progress, *, first: bool = True
+    blobs: list[_Blob],
+    store: ImageStore,
+    workspace: Workspace,
+    progress: Progress,
+    *,
+    first: bool = True,
+    unwanted: tuple[str, ...] = (),
 ) -> list[Layer]:
     """Unpack layers, lowest first; one that was unpacked before is found by its diff id. Empty ones are left out.
 
-    `first` says that nothing is below, so the lowest may not delete.
+    `first` says that nothing is below, so the lowest may not delete. `unwanted` names directories that are left out
+    when they are empty: mount points of the build.
     """
     layers = []
     for number, blob in enumerate(blobs):
         progress(number, len(blobs), f"layer {number + 1} of {len(blobs)}")
-        layer = _import_layer(blob, store, workspace, deletions=number > 0 or not first)
+        layer = _import_layer(blob, store, workspace, deletions=number > 0 or not first, unwanted=unwanted)
         if layer is not None:
             layers.append(layer)
     if first and not layers:
@@ -278,8 +285,11 @@ def import_layers(
     return layers
 
 
-def _import_layer(blob: _Blob, store: ImageStore, workspace: Workspace, *, deletions: bool) -> Layer | None:
-    cache = store.root / "cache" / digest_json(["oci layer 1", blob.diff_id, deletions]).removeprefix("sha256:")
+def _import_layer(
+    blob: _Blob, store: ImageStore, workspace: Workspace, *, deletions: bool, unwanted: tuple[str, ...]
+) -> Layer | None:
+    key = digest_json(["oci layer 1", blob.diff_id, deletions, unwanted])
+    cache = store.root / "cache" / key.removeprefix("sha256:")
     if cache.is_file():
         digest = cache.read_text().strip()
         if digest == "none":
@@ -300,7 +310,12 @@ def _import_layer(blob: _Blob, store: ImageStore, workspace: Workspace, *, delet
     for found, wanted in ((packed.digest(), blob.digest), (plain.digest(), blob.diff_id)):
         if wanted is not None and found != wanted:
             raise ImageError(f"{what} has digest {found}, not {wanted}", remedy="fetch the image again")
-    made = workspace.commit(tree, deletions=deletions) if facts.entries else None
+    for name in unwanted:
+        path = tree / name[1:]
+        while path != tree and path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+            path.rmdir()
+            path = path.parent
+    made = workspace.commit(tree, deletions=deletions) if facts.entries and any(tree.iterdir()) else None
     atomic_write(cache, (made.digest if made and made.digest else "none").encode() + b"\n")
     return made
 

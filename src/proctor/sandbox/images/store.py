@@ -402,7 +402,23 @@ class ImageStore:
                     in_use += 1
             for path in (self.root / "tmp").iterdir():
                 self._remove_tree(path)
+            self._sweep()
         return Pruned(len(images), layers, freed, in_use)
+
+    def _sweep(self) -> None:
+        """Remove what a crash left beside layers and images, and memories of layers and images that are gone.
+
+        Everything in these directories is written under the store's lock, which the caller holds.
+        """
+        for path in [*(self.root / "layers").iterdir(), *(self.root / "images").iterdir(), *self.root.glob(".*")]:
+            orphan = path.parent.name == "layers" and path.suffix == ".json" and not path.with_suffix("").is_dir()
+            if path.is_file() and (path.name.startswith(".") or orphan):
+                path.unlink()
+        for path in (self.root / "cache").glob("*"):
+            digest = path.read_text("utf-8", "replace").strip() if path.is_file() else ""
+            image = self.root / "images" / f"{_hex(digest)}.json"
+            if is_digest(digest) and not self.layer_path(digest).is_dir() and not image.is_file():
+                path.unlink(missing_ok=True)
 
     def _remove_tree(self, path: Path) -> bool:
         """Remove a directory that nobody holds; False if somebody does."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
@@ -84,10 +86,16 @@ async def run_tool(
     async with await anyio.open_process(
         list(command), stdin=subprocess.DEVNULL, cwd=cwd, env=environment, start_new_session=True
     ) as process:
-        async with anyio.create_task_group() as group:
-            group.start_soon(drain, process.stdout, output, False)
-            group.start_soon(drain, process.stderr, errors, True)
-        code = await process.wait()
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(drain, process.stdout, output, False)
+                group.start_soon(drain, process.stderr, errors, True)
+            code = await process.wait()
+        except BaseException:
+            # Cancelled: whatever it started goes with it, not only the program itself.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
     if code != 0:
         tail = " | ".join(line.strip() for line in list(errors)[-6:] if line.strip()) or "it printed nothing"
         raise ImageError(f"{what} failed with exit code {code}: {tail}")
