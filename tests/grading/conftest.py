@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +15,11 @@ from proctor.grading.channel import Launch, prepare
 from proctor.grading.command import parse_command
 from proctor.grading.report import Report, parse_report
 from proctor.grading.verdict import StrictVerdict, judge
-from proctor.tasks.model import TestSpec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from proctor.tasks.model import TestSpec
+    from collections.abc import Callable
 
 TOOLKIT = Path(__file__).resolve().parents[2] / "src" / "proctor" / "grading" / "assets" / "toolkit"
 

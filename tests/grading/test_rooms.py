@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 import pytest
 
@@ -14,6 +12,10 @@ from proctor.grading import Collected, Grade, GradeOptions, collect, grade
 from proctor.sandbox import Edge, ImageStore, SandboxSpec
 from proctor.sandbox.contract import Image, Layer, Resources
 from proctor.tasks.model import Carry, Environment, Task, TestSpec, Verifier
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from collections.abc import AsyncIterator
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
 

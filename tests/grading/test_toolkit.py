@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 import pytest
 
 from proctor.grading.contract import TestStatus
 from proctor.tasks.model import TestSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TESTS = """
 import unittest

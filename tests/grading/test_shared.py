@@ -1,0 +1,153 @@
+"""Real rows and real tasks, written by others, in real clean rooms.
+
+Images are built on first use, which takes minutes; afterwards the store has them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, TYPE_CHECKING
+
+import pytest
+
+from proctor.common import ProctorError
+from proctor.grading import Collected, Grade, collect, grade
+from proctor.sandbox import Edge, ImageStore, SandboxSpec
+from proctor.sandbox.contract import Resources
+from proctor.tasks import load_any, load_task
+from proctor.tasks.environment import prepare
+
+if TYPE_CHECKING:
+    from proctor.tasks.model import Task
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.sandbox,
+    pytest.mark.images,
+    pytest.mark.data,
+    pytest.mark.slow,
+]
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+SWE = sorted(path.parent.name for path in (DATA / "swe").glob("*/instance.json")) or ["none"]
+HARBOR = [
+    "simple-task",
+    "regex-log",
+    "openssl-selfsigned-cert",
+    "log-summary-date-ranges",
+    "sqlite-db-truncate",
+    "multi-source-data-merger",
+    "merge-diff-arc-agi-task",
+]
+Load = Callable[[str], Any]
+
+
+@pytest.fixture(scope="module")
+async def edge() -> AsyncIterator[Edge]:
+    async with Edge(pool_size=2) as edge:
+        yield edge
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, Task]:
+    return {entry.task.name: entry.task for entry in load_any(DATA / "swe").entries}
+
+
+async def image_of(task: Task) -> Any:
+    try:
+        return await prepare(task, store=ImageStore())
+    except ProctorError as error:
+        pytest.skip(f"{task.name}: no image here: {error}")
+
+
+async def attempt(edge: Edge, task: Task, image: Any, *, oracle: bool) -> Grade:
+    where = task.environment
+    resources = Resources(memory_mb=where.memory_mb, disk_mb=where.storage_mb, pids=1024)
+    box = await edge.create(SandboxSpec(image=image, workdir=where.workdir, env=dict(where.env), resources=resources))
+    async with box:
+        if oracle:
+            assert task.solution is not None
+            assert task.solution.directory is not None
+            assert task.solution.script is not None
+            await box.upload(task.solution.directory, "/solution")
+            script = task.solution.script.relative_to(task.solution.directory)
+            done = await box.exec(["/bin/bash", f"/solution/{script}"], env=task.solution.env, timeout_s=300)
+            assert done.exit_code is not None
+        collected = await collect(task, box)
+    return await grade(task, collected, image=image, edge=edge)
+
+
+@pytest.mark.parametrize("name", SWE)
+async def test_gold_resolves_and_nothing_does_not(edge: Edge, rows: dict[str, Task], name: str) -> None:
+    image = await image_of(rows[name])
+    gold = await attempt(edge, rows[name], image, oracle=True)
+    null = await attempt(edge, rows[name], image, oracle=False)
+    assert gold.compat is not None
+    assert null.compat is not None
+    assert (gold.verdict, gold.compat.status) == ("resolved", "RESOLVED_FULL"), (gold.findings, gold.logs)
+    assert (null.verdict, null.compat.resolved) == ("unresolved", False)
+    assert not [f for f in (*gold.findings, *null.findings) if f.severity != "note"]
+
+
+@pytest.mark.parametrize("name", [n for n in SWE if (DATA / "swe" / n / "published_model.patch").is_file()])
+async def test_published_patch_has_its_published_verdict(edge: Edge, rows: dict[str, Task], name: str) -> None:
+    image = await image_of(rows[name])
+    text = (DATA / "swe" / name / "published_model.patch").read_text()
+    result = await grade(rows[name], Collected.from_patch(text), image=image, edge=edge)
+    report = json.loads((DATA / "swe" / name / "published_report.json").read_text())
+    assert result.compat is not None
+    assert result.compat.resolved == report["resolved"] == (result.verdict == "resolved")
+    for group in ("FAIL_TO_PASS", "PASS_TO_PASS"):
+        for side in ("success", "failure"):
+            assert sorted(result.compat.tests[group][side]) == sorted(report["tests_status"][group][side])
+
+
+def hunks() -> list[tuple[str, int]]:
+    found = []
+    for name in SWE:
+        path = DATA / "swe" / name / "observed.json"
+        measured = json.loads(path.read_text()).get("gold_patch_minus_one_hunk") or [] if path.is_file() else []
+        found += [(name, one["hunk"]) for one in measured]
+    return found or [("none", 0)]
+
+
+def without_hunk(patch: str, number: int) -> str:
+    """The patch with one of its hunks left out; a file that has no hunk left goes with it."""
+    kept: list[list[str]] = []
+    count = -1
+    head: list[str] = []
+    for line in patch.splitlines(keepends=True):
+        if line.startswith("diff --git"):
+            head = [line]
+        elif line.startswith("@@"):
+            count += 1
+            kept.append([*head, line] if count != number else [])
+            head = [] if count != number else head
+        elif kept and not head:
+            kept[-1].append(line)
+        elif head and line.startswith(("---", "+++", "index", "new", "deleted", "old", "similarity", "rename")):
+            head.append(line)
+    return "".join("".join(part) for part in kept)
+
+
+@pytest.mark.parametrize(("name", "hunk"), hunks())
+async def test_gold_without_one_hunk_is_as_measured(edge: Edge, rows: dict[str, Task], name: str, hunk: int) -> None:
+    image = await image_of(rows[name])
+    measured = json.loads((DATA / "swe" / name / "observed.json").read_text())["gold_patch_minus_one_hunk"]
+    wanted = next(one["resolved"] for one in measured if one["hunk"] == hunk)
+    gold = json.loads((DATA / "swe" / name / "instance.json").read_text())["patch"]
+    result = await grade(rows[name], Collected.from_patch(without_hunk(gold, hunk)), image=image, edge=edge)
+    assert result.carried["applied"] == "git apply"
+    assert result.resolved is wanted, (result.error, result.findings)
+
+
+@pytest.mark.parametrize("name", HARBOR)
+async def test_harbor_task(edge: Edge, name: str) -> None:
+    task = load_task(DATA / "harbor" / name)
+    image = await image_of(task)
+    gold = await attempt(edge, task, image, oracle=True)
+    null = await attempt(edge, task, image, oracle=False)
+    assert (gold.verdict, gold.rewards) == ("resolved", {"reward": 1.0}), (gold.error, gold.findings, gold.logs)
+    assert (null.verdict, null.rewards) == ("unresolved", {"reward": 0.0})
