@@ -63,7 +63,9 @@ async def test_memory_bomb_kills_the_bomb_and_is_counted(make_room: MakeRoom) ->
 
 
 async def test_shared_memory_and_disk_in_memory_are_charged(make_room: MakeRoom) -> None:
-    async with make_room(limits=Limits(128 * MB, 64, 100_000), upper=MemoryUpper(64 * MB, 1000)) as room:
+    async with make_room(
+        limits=Limits(128 * MB, 64, 100_000), upper=MemoryUpper(64 * MB, 1000), shm_bytes=32 * MB
+    ) as room:
         before = room.group.stats().memory_bytes
         await room.sh("head -c 20M /dev/zero > /dev/shm/x; head -c 20M /dev/zero > /tmp/x")
         assert room.group.stats().memory_bytes - before >= 40 * MB
@@ -73,6 +75,25 @@ async def test_shared_memory_is_capped(make_room: MakeRoom) -> None:
     async with make_room(shm_bytes=8 * MB) as room:
         result = await room.sh("head -c 9M /dev/zero > /dev/shm/x; stat -c %s /dev/shm/x")
         assert result.text.strip() == str(8 * MB)
+
+
+async def test_system_v_memory_goes_with_its_processes(make_room: MakeRoom) -> None:
+    program = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype = ctypes.c_void_p
+segment = libc.shmget(0, 32 << 20, 0o1600)
+ctypes.memset(libc.shmat(segment, None, 0), 1, 32 << 20)
+made = 0
+while libc.msgget(0, 0o1600) >= 0: made += 1
+print(made)
+"""
+    async with make_room() as room:
+        before = room.group.stats().memory_bytes
+        assert (await room.python(program)).text == "128\n"
+        stats = room.group.stats()
+        assert (stats.memory_peak_bytes or stats.memory_bytes) > before + 32 * MB
+        assert stats.memory_bytes < before + 16 * MB
 
 
 async def test_fork_bomb_is_bounded_and_counted(make_room: MakeRoom) -> None:

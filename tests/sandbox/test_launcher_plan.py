@@ -141,7 +141,7 @@ _PLANS = st.builds(
     binds=st.lists(st.builds(Bind, _PATHS, _TARGETS), max_size=5).map(tuple),
     capabilities=_U64,
     network=st.sampled_from(["none", "open"]),
-    shm_bytes=_U64,
+    shm_bytes=_U64 | st.none(),
     force_paths=st.booleans(),
 )
 
@@ -156,7 +156,7 @@ def shown(plan: Plan) -> str:
     words.append(f"M{upper.size_bytes}:{upper.inodes}" if isinstance(upper, MemoryUpper) else f"U{upper.image}")
     limits = plan.limits
     words += [str(value) for value in (limits.memory_bytes, limits.cpu_quota_us, limits.cpu_period_us, limits.pids)]
-    words += [f"{plan.capabilities:x}", str(plan.shm_bytes), str(int(plan.force_paths))]
+    words += [f"{plan.capabilities:x}", str(plan.shm_size), str(int(plan.force_paths))]
     words += [str(int(plan.network == "open")), str(len(plan.seccomp) // 8)]
     return " ".join(words)
 

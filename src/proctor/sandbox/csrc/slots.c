@@ -16,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/fsuid.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -226,6 +225,15 @@ static int prepare_network(struct failure *failure) {
     return 0;
 }
 
+/* System V objects outlive their processes, and the memory they hold cannot be won back by killing: shared memory goes with
+ * its last user, and the queues that a sandbox can leave behind hold 2 MB together. */
+static int prepare_ipc(struct failure *failure) {
+    if (unshare(CLONE_NEWIPC) < 0) return fail(failure, "ipc-namespace", errno);
+    if (write_file("/proc/sys/kernel/shm_rmid_forced", "1") < 0 || write_file("/proc/sys/kernel/msgmni", "128") < 0)
+        return fail(failure, "ipc-sysctl", errno);
+    return 0;
+}
+
 static int write_maps(pid_t pid, uint32_t base, struct failure *failure) {
     char path[48], map[48];
     snprintf(map, sizeof map, "0 %u 65536\n", base);
@@ -254,18 +262,6 @@ static int find_range(struct stocker *stocker, struct failure *failure) {
     return fail(failure, "id-ranges", EAGAIN);
 }
 
-/* Its cgroup directories are made as root (the guest must not own the files that hold its limits). */
-static int make_groups(struct stocker *stocker, const char *name, struct slot_groups *groups, struct failure *failure) {
-    const struct stocker_setup *setup = stocker->setup;
-    setfsuid(0);
-    setfsgid(0);
-    int bad = cgroups_make_slot(setup->cgroups, name, setup->config->guest_uid, groups, failure);
-    setfsgid(setup->config->guest_uid);
-    setfsuid(setup->config->guest_uid);
-    if (bad) cgroups_remove_slot(setup->cgroups, name);
-    return bad;
-}
-
 static void watch_range(struct stocker *stocker, uint32_t range, int pidfd) {
     struct epoll_event event = {.events = EPOLLIN, .data.u32 = range};
     int copy = fcntl(pidfd, F_DUPFD_CLOEXEC, 3);
@@ -281,55 +277,79 @@ static void forget_range(struct stocker *stocker, uint32_t range) {
     stocker->range_pidfd[range] = 0;
 }
 
-static int make_slot(struct stocker *stocker, uint32_t network, struct failure *failure) {
-    const struct stocker_setup *setup = stocker->setup;
-    struct slot_offer offer = {.network = network};
-    int sockets[2], pidfd = -1;
-    int range = find_range(stocker, failure);
-    if (range < 0) return -1;
-    offer.uid_base = setup->config->uid_start + (uint32_t)range * 65536;
-    snprintf(offer.name, sizeof offer.name, "s%06u", ++stocker->made);
-    if (network == NETWORK_OPEN) {
-        if (setns(stocker->host_network, CLONE_NEWNET) < 0) return fail(failure, "network-open", errno);
-    } else if (prepare_network(failure) < 0) {
-        return -1;
-    }
+/* A slot in the making. */
+struct draft {
+    struct slot_offer offer;
     struct slot_groups groups;
-    if (make_groups(stocker, offer.name, &groups, failure) < 0) return -1;
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) < 0) {
-        fail(failure, "slot-socket", errno);
-        cgroups_close_slot(&groups);
-        cgroups_remove_slot(setup->cgroups, offer.name);
-        return -1;
+    uint32_t range;
+    int control[2]; /* the launcher's end, the slot's end */
+    int pidfd;
+};
+
+/* What the slot will inherit: namespaces that belong to the machine (so that root inside cannot change their settings), and
+ * groups. Done with the effective uid 0, which owns those settings and must own the files that hold limits. */
+static int prepare_surroundings(struct stocker *stocker, struct draft *draft, struct failure *failure) {
+    const uid_t guest = stocker->setup->config->guest_uid;
+    if (setresuid((uid_t)-1, 0, (uid_t)-1) < 0) return fail(failure, "stocker-ids", errno);
+    int bad = draft->offer.network == NETWORK_OPEN
+                  ? (setns(stocker->host_network, CLONE_NEWNET) < 0 ? fail(failure, "network-open", errno) : 0)
+                  : prepare_network(failure);
+    if (!bad) bad = prepare_ipc(failure);
+    if (!bad) {
+        bad = cgroups_make_slot(stocker->setup->cgroups, draft->offer.name, guest, &draft->groups, failure);
+        if (bad) cgroups_remove_slot(stocker->setup->cgroups, draft->offer.name);
     }
+    if (setresuid((uid_t)-1, guest, (uid_t)-1) < 0) _exit(1);
+    return bad;
+}
+
+static int spawn(struct stocker *stocker, struct draft *draft, struct failure *failure) {
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, draft->control) < 0) return fail(failure, "slot-socket", errno);
     struct clone_arguments arguments = {
-        .flags = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_PIDFD | CLONE_INTO_CGROUP,
-        .pidfd = (uint64_t)(uintptr_t)&pidfd,
+        .flags = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWUTS | CLONE_PIDFD | CLONE_INTO_CGROUP,
+        .pidfd = (uint64_t)(uintptr_t)&draft->pidfd,
         .exit_signal = SIGCHLD,
-        .cgroup = (uint64_t)groups.unified,
+        .cgroup = (uint64_t)draft->groups.unified,
     };
     pid_t pid = (pid_t)syscall(SYS_clone3, &arguments, sizeof arguments);
-    if (pid == 0) slot_main(setup->template, sockets[1], &groups);
+    if (pid == 0) slot_main(stocker->setup->template, draft->control[1], &draft->groups);
     int error = errno;
-    close(sockets[1]);
-    cgroups_close_slot(&groups);
+    close(draft->control[1]);
     if (pid < 0) {
-        close(sockets[0]);
-        cgroups_remove_slot(setup->cgroups, offer.name);
+        close(draft->control[0]);
         return fail(failure, "slot-clone", error);
     }
-    watch_range(stocker, (uint32_t)range, pidfd);
-    int userns = -1, bad = write_maps(pid, offer.uid_base, failure);
-    if (!bad && packet_send(sockets[0], "g", 1, NULL, 0) < 0) bad = fail(failure, "go", errno);
-    if (!bad && (userns = open_user_namespace(pid)) < 0) bad = fail(failure, "user-namespace", errno);
-    offer.pid = pid;
-    const int fds[3] = {sockets[0], pidfd, userns};
-    if (!bad && packet_send(setup->request_fd, &offer, sizeof offer, fds, 3) < 0) _exit(1);
-    if (bad) sys_pidfd_send_signal(pidfd, SIGKILL);
-    close(sockets[0]);
-    close(pidfd);
+    draft->offer.pid = pid;
+    watch_range(stocker, draft->range, draft->pidfd);
+    return 0;
+}
+
+/* Gives the slot its ids and the launcher its means to command it. Closes the draft's descriptors. */
+static int introduce(struct stocker *stocker, struct draft *draft, struct failure *failure) {
+    int bad = write_maps(draft->offer.pid, draft->offer.uid_base, failure), userns = -1;
+    if (!bad && packet_send(draft->control[0], "g", 1, NULL, 0) < 0) bad = fail(failure, "go", errno);
+    if (!bad && (userns = open_user_namespace(draft->offer.pid)) < 0) bad = fail(failure, "user-namespace", errno);
+    const int fds[3] = {draft->control[0], draft->pidfd, userns};
+    if (!bad && packet_send(stocker->setup->request_fd, &draft->offer, sizeof draft->offer, fds, 3) < 0) _exit(1);
+    if (bad) sys_pidfd_send_signal(draft->pidfd, SIGKILL);
+    close(draft->control[0]);
+    close(draft->pidfd);
     if (userns >= 0) close(userns);
-    if (bad) cgroups_remove_slot(setup->cgroups, offer.name);
+    return bad;
+}
+
+static int make_slot(struct stocker *stocker, uint32_t network, struct failure *failure) {
+    struct draft draft = {.offer.network = network, .pidfd = -1};
+    int range = find_range(stocker, failure);
+    if (range < 0) return -1;
+    draft.range = (uint32_t)range;
+    draft.offer.uid_base = stocker->setup->config->uid_start + draft.range * 65536;
+    snprintf(draft.offer.name, sizeof draft.offer.name, "s%06u", ++stocker->made);
+    if (prepare_surroundings(stocker, &draft, failure) < 0) return -1;
+    int bad = spawn(stocker, &draft, failure);
+    cgroups_close_slot(&draft.groups);
+    if (!bad) bad = introduce(stocker, &draft, failure);
+    if (bad) cgroups_remove_slot(stocker->setup->cgroups, draft.offer.name);
     return bad;
 }
 

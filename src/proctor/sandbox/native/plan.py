@@ -87,7 +87,8 @@ class Plan:
     binds: tuple[Bind, ...] = ()
     capabilities: int = DEFAULT_CAPABILITIES
     network: Literal["none", "open"] = "none"
-    shm_bytes: int = 64 << 20
+    shm_bytes: int | None = None
+    """Size of /dev/shm. None: 64 MB, but at most a sixteenth of the memory, so that a full one starves nobody."""
     force_paths: bool = False
 
     def __post_init__(self) -> None:
@@ -101,6 +102,11 @@ class Plan:
         for bind in self.binds:
             _require(bind.source.is_absolute() and bind.target.startswith("/"), "mounts", "absolute paths")
             _require(".." not in bind.target.split("/"), "mounts", f"a target without '..', not {bind.target}")
+
+    @property
+    def shm_size(self) -> int:
+        """Bytes that /dev/shm may hold."""
+        return self.shm_bytes or min(64 << 20, self.limits.memory_bytes // 16)
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -172,7 +178,7 @@ def encode_plan(plan: Plan, request: int) -> bytes:
     fields.append(_field(9, struct.pack("<Q", plan.capabilities)))
     fields.append(_field(10, plan.seccomp))
     fields.append(_field(11, struct.pack("<I", 1 if plan.network == "open" else 0)))
-    fields.append(_field(12, struct.pack("<Q", plan.shm_bytes)))
+    fields.append(_field(12, struct.pack("<Q", plan.shm_size)))
     fields.append(_field(13, struct.pack("<I", 1 if plan.force_paths else 0)))
     message = _HEADER.pack(_MAGIC, VERSION, _LAUNCH, request) + b"".join(fields)
     _require(len(message) <= MESSAGE_MAX, "plan", f"at most {MESSAGE_MAX} bytes when encoded, not {len(message)}")
