@@ -210,6 +210,7 @@ static _Noreturn void run_child(struct child *child) {
     const struct guest_config *config = child->setup->config;
     if (setsid() < 0) fail(child, "setsid");
     if (arrange_files(child) < 0) fail(child, "descriptors");
+    if (setpriority(PRIO_PROCESS, 0, 0) < 0) fail(child, "priority");
     if (set_oom_score(config) < 0) fail(child, "oom_score_adj");
     if (user_lookup(request->user != NULL ? request->user : "root", &user) < 0) fail(child, "user");
     const char *step = become(child->setup, &user);

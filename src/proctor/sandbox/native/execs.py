@@ -35,7 +35,7 @@ _CREDIT_STEP = WINDOW // 2
 # Steps that depend on nothing the candidate can change: when one fails, the machinery did.
 _INFRA_STEPS = frozenset(
     {"pipe", "cgroup", "setsid", "descriptors", "oom_score_adj", "limits", "capset", "bounding", "ambient"}
-    | {"setgroups", "dumpable", "seccomp", "signals", "table", "builtin"}
+    | {"setgroups", "dumpable", "seccomp", "signals", "table", "builtin", "priority"}
 )
 _NAMES: dict[int, Literal["stdout", "stderr"]] = {STDOUT: "stdout", STDERR: "stderr"}
 
