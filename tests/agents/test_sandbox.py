@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,6 +13,10 @@ import anyio
 import pytest
 
 from proctor.agents import AgentResult, StopReason, load_harness, run_harness
+from proctor.agents.contract import ToolCall
+from proctor.agents.limits import LimitGuard
+from proctor.agents.room import BoundedRoom
+from proctor.agents.tools import TOOLS, Toolbox
 from proctor.common import RefusedError
 from proctor.models import ModelSpec, OpenAIChatClient
 from proctor.models.scripted import ScriptedServer, call, calls, say
@@ -23,6 +29,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
+
+
+NASTY = [
+    "", "a", "/", "/app", "a/b/c", "../../..", ".", "-rf", "--help", "\n", "\x1b[31m",
+    "é", "😀", "\u202e", "$HOME", "*", "`id`",
+    "/proc/self/mem", "/proc/1/root/etc/shadow", "/proc/kmsg", "/proc/self/fd/0", "/sys/kernel",
+    "/dev/null", "/dev/full", "/dev/zero", "/dev/tty", "link", "loop", "fifo", "dir", "dir/f",
+    "x" * 300, "y/" * 3000, "z" * 70_000, "q" * 200_000, "\ud800", "a\0b",
+]  # fmt: skip
+_HOW_OFTEN = {"offset": 0.2, "limit": 0.2, "timeout_s": 0.2, "replace_all": 0.2}
 
 
 @pytest.fixture(autouse=True)
@@ -249,6 +265,30 @@ async def test_a_sandbox_that_ends_under_the_harness_is_raised(task: Any, record
             group.start_soon(end)
             with pytest.raises(SandboxLost):
                 await script(box, task, recorder, limits, bash("sleep 30"), bash("true"))
+
+
+@pytest.mark.slow
+async def test_no_arguments_can_break_the_tools(limits: Any) -> None:
+    rng = random.Random(20)
+    values: list[Any] = [*NASTY, 1, None, True, 1.5, [], {}, -1, 10**30]
+    async with room(resources=Resources(memory_mb=256, disk_mb=64, pids=64)) as box:
+        await box.exec(
+            "ln -s /etc/passwd link; ln -s loop loop; mkfifo fifo; mkdir dir; echo hi > dir/f; chmod 0 dir/f"
+        )
+        for _ in range(300):
+            tools = Toolbox(BoundedRoom(box, "/app", LimitGuard(replace(limits, tool_call_s=0.5))))
+            name = rng.choice(list(TOOLS))
+            arguments = {
+                field: rng.choice(values)
+                for field in TOOLS[name].model_fields
+                if rng.random() < _HOW_OFTEN.get(field, 0.95)
+            }
+            made = ToolCall("c", name, {}, json.dumps(arguments))
+            with anyio.fail_after(20):
+                await tools.run(made)
+            assert made.result is not None
+            made.result.encode()
+            json.dumps(made.arguments, ensure_ascii=False).encode()
 
 
 async def test_a_binary_flood_is_cut_for_the_model_and_counted(task: Any, recorder: Any, limits: Any) -> None:

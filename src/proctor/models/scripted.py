@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 import anyio.abc
 
-from proctor.common import ConfigError, digest_json
+from proctor.common import ConfigError, ExitCode, digest_json
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -131,8 +131,8 @@ class ScriptedServer:
             listener.listen(1024)
             self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
             group = await stack.enter_async_context(anyio.create_task_group())
-            stack.push_async_callback(self._stop, group, server := _server(self._app()))
-            await group.start(_serve, server, listener)
+            stack.callback(group.cancel_scope.cancel)
+            await group.start(_serve, _server(self._app()), listener)
             self._stack = stack.pop_all()
         return self
 
@@ -140,11 +140,6 @@ class ScriptedServer:
         if self._stack is not None:
             await self._stack.aclose()
             self._stack = None
-
-    @staticmethod
-    async def _stop(group: anyio.abc.TaskGroup, server: Any) -> None:
-        server.should_exit = server.force_exit = True
-        group.cancel_scope.cancel()
 
     def _app(self) -> Starlette:
         from starlette.applications import Starlette
@@ -342,7 +337,16 @@ async def _serve(
     server: Any, listener: socket.socket, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
 ) -> None:
     server.up = task_status.started
-    await server.serve(sockets=[listener])
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        # Whoever is still being answered is cut off; the event loop must forget the sockets before they are closed.
+        for answering in list(server.server_state.tasks):
+            answering.cancel()
+        for connection in list(server.server_state.connections):
+            connection.transport.abort()
+        for listening in getattr(server, "servers", ()):
+            listening.close()
 
 
 async def _main(path: Path) -> None:
@@ -351,8 +355,24 @@ async def _main(path: Path) -> None:
         await anyio.sleep_forever()
 
 
+def main(arguments: Sequence[str]) -> int:
+    """`python -m proctor.models.scripted SCRIPT.json`: print the base URL and serve until interrupted."""
+    import sys
+
+    if len(arguments) != 1:
+        print("usage: python -m proctor.models.scripted SCRIPT.json", file=sys.stderr)
+        return int(ExitCode.USAGE)
+    try:
+        anyio.run(_main, Path(arguments[0]))
+    except ConfigError as error:
+        print(error.line(), file=sys.stderr)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        return int(ExitCode.INTERRUPTED)
+    return int(ExitCode.OK)
+
+
 if __name__ == "__main__":
     import sys
 
-    with contextlib.suppress(KeyboardInterrupt):
-        anyio.run(_main, Path(sys.argv[1]))
+    sys.exit(main(sys.argv[1:]))
