@@ -8,17 +8,20 @@ import os
 import tempfile
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proctor.common import ConfigError
+from proctor.grading.compat import PARSERS
 from proctor.tasks import load_any, load_task, problems
 from proctor.tasks.check import check_any
 from proctor.tasks.model import Carry, Unrunnable
+from proctor.tasks.schema import LogFormat
 from proctor.tasks.swe import import_swe, is_swe_folder, plan_swe
+from proctor.tasks.swe_rows import LOG_FORMATS
 
 TEST_PATCH = "--- a/tests/test_a.py\n+++ b/tests/test_a.py\n@@ -1 +1 @@\n-x\n+y\n"
 ARCHIVE = b"not really an archive"
@@ -239,6 +242,10 @@ def test_unrunnable_rows_survive_into_the_dataset(tmp_path: Path) -> None:
 
 EVAL_SCRIPT = """#!/bin/bash
 source /opt/miniconda3/bin/activate
+conda activate testbed
+export LANG='en_US.UTF-8'
+export MODE=strict
+export HOME_OF=$HOME
 git apply -v - <<'EOF'
 EOF
 : '>>>>> Start Test Output'
@@ -262,6 +269,22 @@ def test_a_row_with_an_image_and_an_evaluation_script(tmp_path: Path) -> None:
     assert task.environment.image == "org/eval.a__b-1@sha256:0"
     assert task.verifier.tests is not None
     assert task.verifier.tests.command == "pytest -rA tests/test_a.py"
+    env = dict(task.verifier.tests.env)
+    assert env.pop("PATH").startswith("/opt/miniconda3/envs/testbed/bin:/opt/miniconda3/bin:/usr/local/sbin:")
+    assert env == {"LANG": "en_US.UTF-8", "MODE": "strict", "CONDA_PREFIX": "/opt/miniconda3/envs/testbed"}
+
+
+@pytest.mark.parametrize("parser", sorted(LOG_FORMATS))
+def test_every_known_log_parser_is_one_that_the_compat_verdict_has(tmp_path: Path, parser: str) -> None:
+    import_swe(make_new_row(tmp_path, log_parser=parser), tmp_path / "out")
+    tests = load_task(tmp_path / "out/a__b-1").verifier.tests
+    assert tests is not None
+    assert (tests.runner, tests.compat_log_format) == LOG_FORMATS[parser]
+    assert tests.compat_log_format in PARSERS
+
+
+def test_the_log_formats_of_a_task_are_those_of_the_compat_verdict() -> None:
+    assert set(get_args(LogFormat)) == set(PARSERS)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +374,7 @@ texts = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), min_si
 statements = texts.filter(lambda text: text.strip() != "")
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     statement=statements,
     fail_to_pass=st.lists(texts, unique=True, min_size=1, max_size=4),

@@ -47,8 +47,8 @@ class TestSpec:
     `command` is the argv prefix or shell text that runs the suite in `cwd`; `patch` (a diff) and `files` (a
     directory copied over the workspace) bring the tests in. Ids are those of the runner, one form per runner;
     ids that a dataset truncated are marked by `truncated_ids` and match by prefix, all matches agreeing.
-    `compat_log_format` names the log parser of the compat verdict: `pytest-rA`, `django-runtests-verbosity2`
-    or `sympy-bin-test-verbose`.
+    `compat_log_format` names the log parser of the compat verdict: `pytest-rA` (and its variants `-v2`,
+    `-options`, `-passed`), `django-runtests-verbosity2` or `sympy-bin-test-verbose`.
     """
 
     runner: RunnerKind

@@ -252,6 +252,16 @@ class LimitsTable(Table):
     cost_usd: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
+LogFormat = Literal[
+    "pytest-rA",
+    "pytest-rA-v2",
+    "pytest-rA-options",
+    "pytest-rA-passed",
+    "django-runtests-verbosity2",
+    "sympy-bin-test-verbose",
+]
+
+
 class TestsTable(Table):
     """`[proctor.tests]`: which tests decide and how they are run in the clean room."""
 
@@ -267,7 +277,7 @@ class TestsTable(Table):
     protected: list[TaskPath] | None = None
     junit_path: str | None = None
     truncated_ids: bool | None = None
-    compat_log_format: Literal["pytest-rA", "django-runtests-verbosity2", "sympy-bin-test-verbose"] | None = None
+    compat_log_format: LogFormat | None = None
     timeout_s: Seconds | None = None
 
     @model_validator(mode="after")

@@ -31,10 +31,14 @@ if TYPE_CHECKING:
 
 ROW_FILE = "instance.json"
 ENV_FILE = "env.json"
-_RUNNERS = {"pytest-rA": "pytest", "django-runtests-verbosity2": "django", "sympy-bin-test-verbose": "sympy"}
+_RUNNERS = {log_format: runner for runner, log_format in LOG_FORMATS.values()}
 _TEST_BLOCK = re.compile(
     r"^: '>>>>> Start Test Output'\s*$\n(?P<command>.*?)\n^: '>>>>> End Test Output'\s*$", re.MULTILINE | re.DOTALL
 )
+_EXPORT = re.compile(r"""^export ([A-Za-z_][A-Za-z0-9_]*)=('[^'$]*'|"[^"$`]*"|[^\s$`'"]*)\s*$""", re.MULTILINE)
+_CONDA = re.compile(r"^(?:source|\.) (/\S+)/bin/activate\s*$", re.MULTILINE)
+_ACTIVATED = re.compile(r"^conda activate ([A-Za-z0-9._-]+)\s*$", re.MULTILINE)
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SIZES = {"memory_mb": 4096, "storage_mb": 2048}  # a disk that fits into memory needs no disk image
 _TIMEOUT_S = 1800.0  # the limit of SWE-bench's own harness
 _SOLVE = f"""#!/bin/sh
@@ -200,9 +204,21 @@ def _plan_with_image(row: SweRow) -> Planned | Unrunnable:
         return Unrunnable(row.instance_id, "the evaluation script has no test command between its markers")
     runner, log_format = known
     files = _common_files(row)
-    tests = _tests_table(row, runner, found.group("command").strip(), log_format, {})
+    environment = script_environment((row.eval_script or "")[: found.start()])
+    tests = _tests_table(row, runner, found.group("command").strip(), log_format, environment)
     files["task.toml"] = dump_toml(_task_toml(row, tests, None)).encode()
     return Planned(row.instance_id, files)
+
+
+def script_environment(prelude: str) -> dict[str, str]:
+    """What an evaluation script sets before its tests: plain exports, and the conda environment it activates."""
+    environment = {name: value.strip("'\"") for name, value in _EXPORT.findall(prelude)}
+    conda, names = _CONDA.search(prelude), _ACTIVATED.findall(prelude)
+    if conda is not None and names:
+        prefix = f"{conda.group(1)}/envs/{names[-1]}"
+        environment["PATH"] = f"{prefix}/bin:{conda.group(1)}/bin:{_SYSTEM_PATH}"
+        environment["CONDA_PREFIX"] = prefix
+    return environment
 
 
 def _gather(source: Path, environments: Path | None) -> tuple[list[Instance], list[Unrunnable]]:
