@@ -121,6 +121,13 @@ def test_v2_enables_controllers_down_to_the_edge(mountinfo: Callable[[str], Path
     assert (tmp_path / "cg/proctor/edge/cgroup.subtree_control").read_text() == "+memory +cpu +pids"
 
 
+def test_a_tree_that_cannot_be_written_is_refused(mountinfo: Callable[[str], Path], tmp_path: Path) -> None:
+    layout = CgroupLayout.detect(mountinfo(_V1))
+    (tmp_path / "cg/memory/proctor").write_text("in the way")
+    with pytest.raises(RefusedError, match=r"cannot use .*/cg/memory/proctor.*: Not a directory \(run as root"):
+        layout.prepare("edge")
+
+
 # --- numbers --------------------------------------------------------------------------------------------------------
 
 

@@ -68,16 +68,35 @@ class CgroupLayout:
         return cls(1, {name: path for name, path in controllers.items() if name in V1_CONTROLLERS}, unified)
 
     def prepare(self, edge: str) -> tuple[CgroupTree, ...]:
-        """Make this Edge's directory in every tree and return the trees for the launcher."""
-        if self.version == 2:
-            assert self.unified is not None
-            for folder in (self.unified, self.unified / _OUR_DIRECTORY):
-                folder.mkdir(exist_ok=True)
-                _enable_controllers(folder)
-            directory = self.unified / _OUR_DIRECTORY / edge
-            directory.mkdir(exist_ok=True)
-            _enable_controllers(directory)
-            return (CgroupTree("*", directory),)
+        """Make this Edge's directory in every tree and return the trees for the launcher.
+
+        Raises RefusedError where the machine does not let us: a read-only tree, or a container's own group whose
+        processes keep its controllers from being handed down.
+        """
+        try:
+            return self._prepare_v2(edge) if self.version == 2 else self._prepare_v1(edge)
+        except OSError as error:
+            crowded = self.version == 2 and error.errno == errno.EBUSY
+            raise RefusedError(
+                f"cannot use {error.filename or self.unified}: {error.strerror}",
+                field="cgroups",
+                remedy="processes are in the way of its controllers: move them to a group below, as in "
+                f"mkdir {self.unified}/init && for p in $(cat {self.unified}/cgroup.procs); "
+                f"do echo $p > {self.unified}/init/cgroup.procs; done"
+                if crowded
+                else "run as root on the machine, or in a container with a writable cgroup tree of its own",
+            ) from error
+
+    def _prepare_v2(self, edge: str) -> tuple[CgroupTree, ...]:
+        assert self.unified is not None
+        folder = self.unified
+        for name in ("", _OUR_DIRECTORY, edge):
+            folder = folder / name
+            folder.mkdir(exist_ok=True)
+            _enable_controllers(folder)
+        return (CgroupTree("*", folder),)
+
+    def _prepare_v1(self, edge: str) -> tuple[CgroupTree, ...]:
         trees: dict[Path, list[str]] = {}
         for name, mount in self.controllers.items():
             trees.setdefault(mount, []).append(name)
