@@ -28,7 +28,7 @@ enum {
     KEPT_MAX = 256,
     WATCH_MAX = 2 + EXECS_MAX * 6 + KEPT_MAX * 4,
     TICK_MS = 2,
-    KILLALL_MS = 10000,
+    KILLALL_MS = 20000,
     CREDIT_STEP = 65536,
 };
 

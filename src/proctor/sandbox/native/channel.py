@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["Attribution", "GuestChannel", "GuestProcess"]
 
 _HELLO_S = 10.0
-_KILL_S = 10.0
+_KILL_S = 30.0
 _QUEUE_S = 60.0
 _UNSENT_MAX = 64 << 20
 # The guest's table holds 128: commands cannot crowd out file operations.
@@ -394,7 +394,7 @@ class GuestChannel(GuestFiles):
         if self._lost:
             raise self._lost
 
-    async def kill_all(self, *, deadline_s: float = 15.0) -> int:
+    async def kill_all(self, *, deadline_s: float = 30.0) -> int:
         """Kill every process but the guest; returns how many remain (0 unless the kernel itself is stuck)."""
         async with self._kill_lock:
             if self._lost:
