@@ -108,3 +108,12 @@ def test_every_model_is_tried_with_every_harness_that_needs_one() -> None:
     agents = load_agents(["null", "tool-loop"], ["a@http://127.0.0.1:1/v1", "b@http://127.0.0.1:1/v1"], [])
     assert [(agent.label, agent.model.name if agent.model else None) for agent in agents] == [
         ("null", None), ("tool-loop+a", "a"), ("tool-loop+b", "b")]  # fmt: skip
+
+
+def test_everything_that_the_room_exports_is_there_and_documented() -> None:
+    import proctor.runs
+
+    for name in proctor.runs.__all__:
+        assert getattr(proctor.runs, name).__doc__, name
+    with pytest.raises(AttributeError):
+        proctor.runs.nothing  # noqa: B018

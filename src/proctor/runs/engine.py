@@ -22,10 +22,11 @@ from anyio import to_thread
 from proctor.common import ConfigError, digest_tree
 from proctor.runs.archive import Attempt, archive
 from proctor.runs.clock import now_iso
-from proctor.runs.formats import Stage, TrialResult, load
+from proctor.runs.formats import Stage, TrialResult, UsageTotals, load
 from proctor.runs.ledger import Ledger, LedgerWriter, Row, RowKind
 from proctor.runs.outcome import Outcome, Verdict, backoff_s, from_error, may_retry
 from proctor.runs.record import TEMPORARY, RecordError, TrialRecord, commit, record_errors
+from proctor.runs.trajectory import total_usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,13 +138,14 @@ class _Book:
     def started(self, trial: TrialPlan, tries: int) -> None:
         self._append("started", {"trial": trial.id, "try": tries})
 
-    def retry(self, trial: TrialPlan, tries: int, verdict: Verdict, wait_s: float) -> None:
+    def retry(self, trial: TrialPlan, tries: int, verdict: Verdict, wait_s: float, spent: UsageTotals) -> None:
         data = {
             "trial": trial.id,
             "try": tries,
             "stop": verdict.stop,
             "reason": verdict.detail,
             "wait_s": round(wait_s, 3),
+            "usage": spent.model_dump(exclude_none=True),
         }
         self._append("retry", data)
 
@@ -242,7 +244,7 @@ class _Run:
                 verdict = from_error(error, during_grading=record.stages.current is Stage.GRADING_ARCHIVE)
             if may_retry(verdict, tries):
                 wait_s = self._backoff(tries, self._random.random())
-                self._book.retry(trial, tries, verdict, wait_s)
+                self._book.retry(trial, tries, verdict, wait_s, total_usage(record.steps))
                 self._on_event(Event("retry", trial.id, detail=verdict.detail))
                 return wait_s
             with anyio.CancelScope(shield=True):

@@ -71,6 +71,7 @@ class AgentRow:
     best: float
     outcomes: Mapping[str, int]
     excluded: Mapping[str, int]
+    model_calls: int
     tokens: int | None
     cost_usd: float | None
     duration_s: float
@@ -139,6 +140,7 @@ def _row(agent: str, trials: Sequence[PlannedTrial]) -> AgentRow:
         best=(resolved + out) / len(trials) if trials else 1.0,
         outcomes=dict(sorted(outcomes.items())),
         excluded=excluded,
+        model_calls=sum(result.usage.model_calls for result in results),
         tokens=_known_sum(_tokens(result) for result in results),
         cost_usd=_known_sum(result.usage.cost_usd for result in results if result.usage.model_calls),
         duration_s=sum(result.duration_s for result in results),

@@ -44,14 +44,17 @@ def comparison(rows: Sequence[AgentRow]) -> RenderableType:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("agent", overflow="fold")
-    for name in ("planned", "graded", "resolved", "rate"):
+    for name in ("planned", "graded", "resolved", "rate", "95 % interval"):
         table.add_column(name, justify="right")
-    table.add_column("95 % interval", justify="right")
     table.add_column("not resolved", overflow="fold")
     table.add_column("excluded", overflow="fold")
+    with_model = any(row.model_calls for row in rows)
+    if with_model:
+        table.add_column("tokens", justify="right")
+        table.add_column("cost", justify="right")
     for row in rows:
-        table.add_row(
-            Text(row.agent),
+        cells = [
+            row.agent,
             str(row.planned),
             str(row.graded),
             str(row.resolved),
@@ -59,8 +62,19 @@ def comparison(rows: Sequence[AgentRow]) -> RenderableType:
             f"{percent(row.low)} .. {percent(row.high)}" if row.rate is not None else "",
             reasons(_failed(row)) or "-",
             reasons(row.excluded) or "-",
-        )
+        ]
+        if with_model:
+            cells += _spent(row)
+        table.add_row(*map(Text, cells))
     return table
+
+
+def _spent(row: AgentRow) -> list[str]:
+    """Tokens and cost; what is unknown is called so, never zero."""
+    if not row.model_calls:
+        return ["-", "-"]
+    tokens = "unknown" if row.tokens is None else f"{row.tokens:,}"
+    return [tokens, "unknown" if row.cost_usd is None else f"${row.cost_usd:.4f}"]
 
 
 def bounds(rows: Sequence[AgentRow]) -> list[str]:
