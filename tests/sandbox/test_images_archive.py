@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import io
 import lzma
 import os
 import stat
 import tarfile
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from proctor.sandbox.contract import ImageError
 from proctor.sandbox.images import archive, tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.sandbox
 
@@ -227,3 +231,37 @@ def test_a_sparse_terabyte(tmp_path: Path) -> None:
     data = member.tobuf(format=tarfile.PAX_FORMAT) + bytes(1024)
     with pytest.raises(ImageError, match=r"more than|damaged"):
         unpack(data, tmp_path / "root", caps=SMALL)
+
+
+SAMPLE = tar(
+    [
+        directory("d", uid=1, mtime=5),
+        entry("d/file", b"content" * 100, mode=0o4755, pax_headers={"comment": "x", "mtime": "12.5"}),
+        link("d/link", "../../x"),
+        hard("d/hard", "d/file"),
+        entry("d/.wh.gone"),
+        entry("n" * 120, b"long"),
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, len(SAMPLE) - 1), st.binary(min_size=1, max_size=12)), min_size=1, max_size=4))
+def test_any_damage_is_an_image_error_or_harmless(changes: list[tuple[int, bytes]]) -> None:
+    data = bytearray(SAMPLE)
+    for place, new in changes:
+        data[place : place + len(new)] = new
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.suppress(ImageError):
+            unpack(fix_checksums(bytes(data)), Path(folder) / "root", caps=SMALL)
+        assert os.listdir(folder) == ["root"]
+
+
+def fix_checksums(data: bytes) -> bytes:
+    """Make the checksum of each header right again, or every change would be found by it alone."""
+    blocks = [bytearray(data[start : start + 512]) for start in range(0, len(data), 512)]
+    for block in blocks:
+        if block[257:262] == b"ustar":
+            block[148:156] = b" " * 8
+            block[148:156] = b"%06o\0 " % sum(block)
+    return b"".join(blocks)

@@ -225,3 +225,39 @@ def test_the_environment_says_where_the_store_is(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PROCTOR_HOME", str(tmp_path / "home"))
     assert ImageStore().root == tmp_path / "home" / "images"
     assert os.path.isabs(ImageStore(Path("relative")).root)
+
+
+def test_prune_of_all_drops_what_builds_named_themselves(store: ImageStore) -> None:
+    make(store, "recipe:0123", "x")
+    make(store, "mine:1", "y")
+    assert store.prune().images == 0
+    assert store.prune(automatic=True).images == 1
+    assert [row.ref for row in store.list()] == ["mine:1"]
+
+
+def test_a_full_disk_is_one_clear_error_and_loses_nothing(tmp_path: Path) -> None:
+    script = f"""
+        import os, sys
+        from pathlib import Path
+        from proctor.sandbox.contract import ImageError
+        from proctor.sandbox.images import ImageStore
+        os.system("mount -t tmpfs -o size=2m tmpfs {tmp_path}")
+        store = ImageStore(Path({str(tmp_path)!r}) / "images")
+        def make(ref, size):
+            with store.workspace() as workspace:
+                root = workspace.directory("t")
+                (root / "file").write_bytes(bytes(size))
+                return store.put(ref, [workspace.commit(root)])
+        before = make("a:1", 1 << 20)
+        try:
+            make("b:1", 4 << 20)
+        except ImageError as error:
+            assert "is full" in str(error), error
+        else:
+            sys.exit("no error")
+        store.verify_layer(store.resolve("a:1").layers[0].digest)
+        assert [row.ref for row in store.list()] == ["a:1"]
+        assert os.listdir(store.root / "tmp") == []
+    """
+    command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", textwrap.dedent(script)]
+    subprocess.run(command, check=True)

@@ -171,9 +171,12 @@ def rm(refs: tuple[str, ...]) -> None:
 
 
 @image.command()
+@click.option(
+    "--all", "automatic", is_flag=True, help="Also images that builds named by themselves."
+)
 @click.option("--builds", is_flag=True, help="Also forget what builds keep to be faster the next time.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was removed as JSON.")
-def prune(builds: bool, as_json: bool) -> None:
+def prune(automatic: bool, builds: bool, as_json: bool) -> None:
     """Remove what no reference names; layers in use stay."""
     from dataclasses import asdict
 
@@ -184,7 +187,7 @@ def prune(builds: bool, as_json: bool) -> None:
         from proctor.sandbox.images.dockerfile import forget_builds
 
         forget_builds(store)
-    done = store.prune()
+    done = store.prune(automatic=automatic)
     if as_json:
         click.echo(json.dumps(asdict(done)))
         return

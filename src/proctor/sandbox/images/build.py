@@ -74,9 +74,14 @@ class _Plan:
 
 
 async def ensure_image(ref: str, *, store: ImageStore, progress: Progress = silent) -> Image:
-    """The image `ref`, built first if it is one that we know how to build and it is not here."""
-    if ref == "host" or is_digest(ref) or store.find_digest(ref) is not None:
+    """The image `ref`, built first if it is one that we know how to build and it is not here, or its recipe changed."""
+    if ref == "host" or is_digest(ref):
         return store.resolve(ref)
+    if store.find_digest(ref) is not None:
+        image = store.resolve(ref)
+        path = assets.recipe_path(ref)
+        if path is None or image.labels.get("recipe") == _recipe_digest(load_recipe(path)):
+            return image
     return await build_image(ref, store=store, progress=progress)
 
 
@@ -122,7 +127,7 @@ async def build_recipe(
             layer = await _build_step(plan, step, layers, workspace, store, progress, number)
             if layer is not None:
                 layers.append(layer)
-        labels = {**plan.base.labels, "recipe": digest_json(recipe.model_dump(mode="json")), "base": plan.base.digest}
+        labels = {**plan.base.labels, "recipe": _recipe_digest(recipe), "base": plan.base.digest}
         if plan.python:
             labels["python"] = plan.python
         if plan.run_env:
@@ -138,6 +143,10 @@ async def build_recipe(
         )
     progress(len(recipe.steps), len(recipe.steps), f"{image.ref} {image.digest[:19]}")
     return image
+
+
+def _recipe_digest(recipe: Recipe) -> str:
+    return digest_json(recipe.model_dump(mode="json"))
 
 
 async def _plan(recipe: Recipe, folder: Path, store: ImageStore, progress: Progress) -> _Plan:

@@ -17,6 +17,7 @@ from proctor.common.digests import digest_file
 from proctor.sandbox.contract import Image, ImageError
 from proctor.sandbox.images.manifest import MountRecord
 from proctor.sandbox.images.store import EMPTY, ImageStore, Workspace
+from proctor.sandbox.images.tools import require_root
 
 REF = "host"
 _MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -110,6 +111,7 @@ def host_image(store: ImageStore, root: Path = Path("/")) -> Image:
         image = store.resolve(digest)
         if image.labels.get("host.identity") == identity and image.labels.get("host.skeleton") == _skeleton_version():
             return replace(image, ref=REF)
+    require_root("the host image")
     with store.workspace() as workspace:
         layer = workspace.commit(_skeleton(workspace, root), deletions=False)
         mounts = [MountRecord(source=str(root / "usr"), target="/usr")]

@@ -36,6 +36,8 @@ def index_environment() -> dict[str, str]:
     index = _pip_index()
     if index:
         env.setdefault("PIP_INDEX_URL", index)
+    if "PIP_INDEX_URL" in env:
+        env.setdefault("UV_DEFAULT_INDEX", env["PIP_INDEX_URL"])
     return env
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import datetime
+import errno
 import fcntl
 import os
 import shutil
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 EMPTY = "{empty}"
 _SHORTEST_PREFIX = 12
+_AUTOMATIC = ("recipe:", "dockerfile:", "task:", "toolkit:", "pulled:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +191,12 @@ class ImageStore:
 
     @contextmanager
     def workspace(self) -> Iterator[Workspace]:
-        """A private directory to build in; removed at the end, or by the next prune after a crash."""
+        """A private directory to build in; removed at the end, or by the next prune after a crash.
+
+        A full disk, wherever in the block it is met, becomes an ImageError; what was begun is removed.
+        """
         with ExitStack() as stack:
+            stack.enter_context(self._full_disk_named())
             with self.locked():
                 path = self.root / "tmp" / new_id()
                 path.mkdir(mode=0o700)
@@ -199,6 +205,17 @@ class ImageStore:
                 fcntl.flock(handle, fcntl.LOCK_SH)
             stack.callback(shutil.rmtree, path, ignore_errors=True)
             yield Workspace(self, path, stack.enter_context(Hold()))
+
+    @contextmanager
+    def _full_disk_named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise ImageError(
+                f"the disk that holds {self.root} is full; nothing was changed", remedy="proctor image prune"
+            ) from error
 
     def layer_path(self, digest: str) -> Path:
         """Where the layer of that digest is, or would be."""
@@ -377,12 +394,17 @@ class ImageStore:
                 (self.root / "images" / f"{_hex(digest)}.json").unlink()
             self._write_refs(RefTable(refs=kept))
 
-    def prune(self) -> Pruned:
+    def prune(self, *, automatic: bool = False) -> Pruned:
         """Remove images that no reference names, layers that no image uses, and workspaces of dead processes.
 
-        A layer or workspace that a living process holds stays.
+        A layer or workspace that a living process holds stays. With `automatic`, references that builds gave by
+        themselves are dropped first: what they name is built again when it is needed.
         """
         with self.locked():
+            if automatic:
+                table = self._refs().refs
+                kept = {ref: entry for ref, entry in table.items() if not ref.startswith(_AUTOMATIC)}
+                self._write_refs(RefTable(refs=kept))
             named = {_hex(entry.digest) for entry in self._refs().refs.values()}
             images = [path for path in (self.root / "images").glob("*.json") if path.stem not in named]
             for path in images:
