@@ -119,6 +119,28 @@ async def test_closing_the_channel_ends_the_sandbox(own: Launcher, base_plan: Pl
     os.close(sandbox.upper_fd)
 
 
+async def test_launches_that_wait_end_when_the_launcher_is_closed(base_plan: Plan, init_binary: Path) -> None:
+    launcher = await Launcher.start(LauncherConfig(edge=f"wait-{os.getpid()}", pool=3, binary=init_binary))
+    await anyio.sleep(0.2)
+    for name in launcher.layout.slots(launcher.config.edge):
+        launcher.layout.slot(launcher.config.edge, name).freeze()
+    errors = []
+
+    async def one() -> None:
+        try:
+            await launcher.launch(base_plan)
+        except LaunchError as error:
+            errors.append(error)
+
+    with anyio.fail_after(8):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(one)
+            await anyio.sleep(0.1)
+            await launcher.close()
+    assert ["closed" in error.message for error in errors] == [True] * 3
+
+
 async def test_killing_the_launcher_kills_everything(own: Launcher, base_plan: Plan) -> None:
     sandbox = await own.launch(base_plan)
     pids = processes(own.config.edge)

@@ -11,11 +11,11 @@ import os
 import socket
 import subprocess
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
-import anyio.to_thread
 
 from proctor.common import InfraError
 from proctor.sandbox.contract import LaunchError
@@ -38,6 +38,7 @@ _UID_SLICES = 10
 """Ids 0x20000000 to 0x6fffffff: above what people, distributions and other container tools use, below 2^31."""
 _GUEST_UID = 0x1FFF_FFFF
 _MAX_FDS = 16
+_END_S = 5.0
 
 _REMEDIES = {
     "layer-idmap": "the layers' file system cannot be id-mapped; keep images on ext4, xfs or btrfs",
@@ -183,23 +184,36 @@ class Launcher:
         return self._lost
 
     async def close(self) -> None:
-        """End the launcher, its pool and every sandbox it made, and remove their cgroups. Idempotent."""
-        self._lost = self._lost or "closed"
-        if self._process.poll() is None:
-            # The process ends itself when its socket does; the kernel then kills all that descends from it.
-            self._socket.close()
-            try:
-                await anyio.to_thread.run_sync(self._process.wait, 2.0)
-            except subprocess.TimeoutExpired:
+        """End the launcher, its pool and every sandbox it made, and remove their cgroups. Idempotent.
+
+        Launches that are still waiting get a LaunchError.
+        """
+        self._lose("closed")
+        # The process ends itself, in good order, when its socket does. Not closed yet: a task may be waiting on it.
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        try:
+            with anyio.move_on_after(_END_S):
+                await self._ended()
+            if self._process.poll() is None:
                 self._process.kill()
-                await anyio.to_thread.run_sync(self._process.wait)
-        self._socket.close()
-        for pending in self._pending.values():
-            pending.event.set()
-        await self.layout.remove_edge(self.config.edge)
-        if self._unified_fd >= 0:
-            os.close(self._unified_fd)
-            self._unified_fd = -1
+                await self._ended()
+            await self.layout.remove_edge(self.config.edge)
+        finally:
+            self._socket.close()
+            if self._unified_fd >= 0:
+                os.close(self._unified_fd)
+                self._unified_fd = -1
+
+    async def _ended(self) -> None:
+        """Wait for the process to end, and reap it."""
+        if self._process.poll() is None:
+            pidfd = os.pidfd_open(self._process.pid)
+            try:
+                await anyio.wait_readable(pidfd)
+            finally:
+                os.close(pidfd)
+            self._process.wait()
 
     async def _handshake(self, setup: bytes) -> None:
         try:
