@@ -137,7 +137,8 @@ class LineProgress:
     def __call__(self, event: Event) -> None:
         self.board.take(event)
         if event.kind == "done" and event.result is not None:
-            self._write(f"{event.trial_id}: {event.result.outcome} ({duration(event.result.duration_s)})")
+            why = "" if event.result.outcome.is_graded else f": {event.result.detail}"
+            self.note(f"{event.trial_id}: {event.result.outcome} ({duration(event.result.duration_s)}){why}")
         elif event.kind == "retry":
             self.note(f"{event.trial_id}: trying again: {event.detail}")
         elif event.kind == "cancelled":
