@@ -90,6 +90,12 @@ def test_a_selection_loads_only_what_it_names(folder: Path) -> None:
     assert names(folder, select=["!two"]) == ["one"]
     write_dataset(folder)
     assert names(folder, select=["one"]) == ["one"]
+    with (folder / "one/task.toml").open("a") as file:
+        file.write('[task]\nname = "org/first"\n')
+    write_dataset(folder)
+    assert names(folder, select=["org/*"]) == names(folder / "one", select=["one"]) == ["org/first"]
+    with pytest.raises(ConfigError, match="no task is selected by two"):
+        load_any(folder / "one", select=["two"])
     with pytest.raises(ConfigError, match="no task is selected by three"):
         load_any(folder, select=["three"])
 

@@ -41,8 +41,8 @@ def load_any(
     A `dataset.toml` or a folder with one; a task directory; a folder of task directories; a folder of SWE
     instances or a file of SWE rows (imported into the state directory, once per content).
 
-    `select` and `exclude` are shell patterns for the names of tasks' directories (`!pattern` in `select` excludes,
-    too); what is not selected is not loaded, and every selected task that cannot be loaded is an error.
+    `select` and `exclude` are shell patterns for names of tasks or of their directories (`!pattern` in `select`
+    excludes, too); what is not selected is not loaded; every selected task that cannot be loaded is an error.
     """
     from proctor.tasks.rows import ROW_SUFFIXES
     from proctor.tasks.swe import is_swe_folder, plan_swe, write_plan
@@ -53,7 +53,7 @@ def load_any(
     if path.name == DATASET_FILE and path.is_file():
         return load_dataset(path, selection=wanted, host_env=host_env)
     if (path / TASK_FILE).is_file():
-        return _of_folders(path.name, [path], path, host_env)
+        return _of_folders(path.name, [path], path, wanted, host_env)
     if (path / DATASET_FILE).is_file():
         return load_dataset(path / DATASET_FILE, selection=wanted, host_env=host_env)
     if is_swe_folder(path) or (path.is_file() and path.suffix.lower() in ROW_SUFFIXES):
@@ -67,9 +67,7 @@ def load_any(
     if not folders:
         remedy = "give a task directory, a folder of them, a dataset.toml, or SWE rows"
         raise ConfigError("holds no tasks", field=str(path), remedy=remedy)
-    folders = [folder for folder in folders if wanted.has(folder.name)]
-    wanted.check(len(folders), path)
-    return _of_folders(path.name, folders, path, host_env)
+    return _of_folders(path.name, folders, path, wanted, host_env)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +76,13 @@ class Selection:
 
     select: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+
+    def has_task(self, folder: Path, *names: str) -> bool:
+        """Whether a task directory is meant: by its own name, by `names`, or by the name in its file."""
+        if not self.select and not self.exclude:
+            return True
+        declared = declared_name(folder)
+        return self.has(folder.name, *names, *([declared] if declared else []))
 
     def has(self, *names: str) -> bool:
         """Whether a task with one of these names is meant."""
@@ -102,7 +107,7 @@ def load_dataset(
     tasks: list[DatasetEntry] = []
     failures: list[ProctorError] = []
     for index, entry in enumerate(document.tasks):
-        if not wanted.has(Path(entry.path).name, entry.name or entry.path):
+        if not wanted.has_task(Path(os.path.normpath(file.parent / entry.path)), entry.name or entry.path):
             continue
         try:
             task = _load_entry(entry, index, file, findings, host_env)
@@ -187,7 +192,22 @@ def _changed(entry: TaskEntry, folder: Path) -> str:
     return f"{entry.path} has digest {task_digest(folder)}, but the dataset names {entry.digest}"
 
 
-def _of_folders(name: str, folders: Sequence[Path], path: Path, host_env: Mapping[str, str] | None) -> Dataset:
+def declared_name(folder: Path) -> str | None:
+    """`[task] name` of a directory, without judging the rest of it."""
+    try:
+        data, _ = parse_toml((folder / TASK_FILE).read_bytes())
+    except (OSError, TomlSyntaxError):
+        return None
+    table = data.get("task")
+    name = table.get("name") if isinstance(table, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _of_folders(
+    name: str, folders: Sequence[Path], path: Path, wanted: Selection, host_env: Mapping[str, str] | None
+) -> Dataset:
+    folders = [folder for folder in folders if wanted.has_task(folder)]
+    wanted.check(len(folders), path)
     entries: list[DatasetEntry] = []
     failures: list[ProctorError] = []
     for folder in folders:
