@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
@@ -360,6 +361,35 @@ async def test_a_launcher_of_another_version_is_refused(base_plan: Plan, tmp_pat
 async def test_the_binary_tells_its_versions(init_binary: Path) -> None:
     result = await anyio.run_process([init_binary, "--version"])
     assert re.fullmatch(rb"proctor-init plan=1 guest=\d+\n", result.stdout)
+
+
+@pytest.mark.slow
+async def test_launches_cancelled_at_random_leak_nothing(base_plan: Plan, init_binary: Path) -> None:
+    chance = random.Random(2024)
+    config = LauncherConfig(edge=f"random-{os.getpid()}", pool=4, binary=init_binary)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    launcher = await Launcher.start(config)
+
+    async def some() -> None:
+        for _ in range(30):
+            with anyio.move_on_after(chance.expovariate(1 / 0.004)):
+                sandbox = await launcher.launch(base_plan)
+                if chance.random() < 0.3:
+                    os.kill(sandbox.pid, signal.SIGKILL)
+                sandbox.close()
+            if chance.random() < 0.1:
+                with suppress(LaunchError):
+                    await launcher.launch(replace(base_plan, layers=(Path("/does/not/exist"),)))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(8):
+            tasks.start_soon(some)
+    (await launcher.launch(base_plan)).close()
+    pids = processes(config.edge)
+    await launcher.close()
+    assert [pid for pid in pids if _alive(pid)] == []
+    assert config.edge not in launcher.layout.edges()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
 @pytest.mark.slow
