@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from proctor.common import ConfigError, RefusedError
+from proctor.common import ConfigError, InfraError, RefusedError
 from proctor.sandbox import (
     Edge,
     EndReason,
@@ -252,3 +252,20 @@ async def test_the_machines_network_is_there_only_when_asked_for(edge: Edge) -> 
         inside = await box.exec(["readlink", "/proc/self/ns/net"])
         assert inside.text.strip() == os.readlink("/proc/self/ns/net")
         assert (await box.receipt()).network == "open"
+
+
+async def test_a_full_disk_refuses_creates_and_loses_nothing(edge: Edge) -> None:
+    box = await edge.create(small())
+    full, journal = os.open("/dev/full", os.O_WRONLY), edge._journal._descriptor
+    kept = os.dup(journal)
+    os.dup2(full, journal)
+    with pytest.raises(InfraError, match="cannot write the journal"):
+        await edge.create(small())
+    assert (await box.exec(["true"])).ok
+    assert (await box.close()).end_reason is EndReason.CLOSED
+    await until(lambda: not edge.boxes)
+    os.dup2(kept, journal)
+    async with await edge.create(small()) as box:
+        assert (await box.exec(["true"])).ok
+    os.close(full)
+    os.close(kept)

@@ -84,6 +84,8 @@ class Ledger:
 
     policy: Policy
     held: dict[str, Demand] = field(default_factory=dict)
+    frozen_mb: int = 0
+    """Memory that frozen layers hold, which belongs to no living sandbox's limit."""
     disk_used_mb: int = 0
     """Part of the promised disk that is already used, so that it is not counted against the free disk twice."""
 
@@ -91,7 +93,7 @@ class Ledger:
         """The first resource that `demand` does not fit into now, as (field, sentence); None when it fits."""
         policy = self.policy
         held = self.held.values()
-        memory = sum(one.memory_mb for one in held)
+        memory = sum(one.memory_mb for one in held) + self.frozen_mb
         cpus = sum(one.cpus for one in held)
         pids = sum(one.pids for one in held)
         disk = sum(one.disk_mb for one in held) - self.disk_used_mb

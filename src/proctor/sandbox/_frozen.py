@@ -23,6 +23,7 @@ class _Frozen:
     """The descriptor that the file system was made with: when its last copy is closed, the kernel dissolves the mount,
     and the other one can be read but no longer stacked."""
     kept: bool
+    in_memory: bool
     users: int = 0
 
 
@@ -34,7 +35,7 @@ class FrozenLayers:
         self._count = 0
         self._layers: dict[str, _Frozen] = {}
 
-    def add(self, upper: int, mount: int, *, kept: bool) -> Layer:
+    def add(self, upper: int, mount: int, *, kept: bool, in_memory: bool) -> Layer:
         """Freeze the open directory `upper` of the file system `mount`; both descriptors are owned from now on.
 
         With `kept` it lives until `drop`; otherwise until the last sandbox that uses it has ended.
@@ -43,7 +44,7 @@ class FrozenLayers:
         handle = f"{self._edge_id}/layer-{self._count}"
         size, _ = usage(upper)
         layer = Layer(path=Path(f"/proc/{os.getpid()}/fd/{upper}"), handle=handle, size_bytes=size)
-        self._layers[handle] = _Frozen(layer, upper, mount, kept)
+        self._layers[handle] = _Frozen(layer, upper, mount, kept, in_memory)
         return layer
 
     def descriptor(self, layer: Layer) -> int:
@@ -56,6 +57,11 @@ class FrozenLayers:
                 remedy="a frozen layer lives only as long as the Edge that made it",
             )
         return frozen.descriptor
+
+    def memory_mb(self) -> int:
+        """Memory that frozen layers hold: no sandbox's limit covers it any more."""
+        sizes = (frozen.layer.size_bytes or 0 for frozen in self._layers.values() if frozen.in_memory)
+        return sum(sizes) >> 20
 
     def use(self, layers: tuple[Layer, ...]) -> None:
         """A sandbox starts to depend on these layers."""

@@ -303,13 +303,14 @@ class Box:
                 raise RefusedError(
                     f"a stack holds at most {MAX_LAYERS} layers", field="layers", remedy="reset it first"
                 )
+            driver = self._live.driver
             upper, mount = self._live.open_upper(), os.dup(self._live.launched.upper_fd)
             try:
                 await self._end_incarnation()
             except BaseException:
                 self._edge._discard((upper, mount))
                 raise
-            layer = self._edge._frozen.add(upper, mount, kept=kept)
+            layer = self._edge._frozen.add(upper, mount, kept=kept, in_memory=driver == "memory")
             self._edge._frozen.use((layer,))
             stack = self._stack = (*self._stack, layer)
             self._edge._frozen.use(stack)

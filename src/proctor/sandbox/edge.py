@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from proctor.common import ConfigError, InfraError, RefusedError, state_dir
+from proctor.common import InfraError, RefusedError, state_dir
 from proctor.sandbox import disk, sweep
 from proctor.sandbox._admission import Demand, Ledger, Machine, Policy, raise_descriptor_limit
 from proctor.sandbox._faults import point
 from proctor.sandbox._frozen import FrozenLayers
 from proctor.sandbox._images import ImageCache
 from proctor.sandbox._incarnation import Counters, Incarnation
+from proctor.sandbox._plans import check, make_plan, mechanisms_of
 from proctor.sandbox._timers import Timers
 from proctor.sandbox.box import Box
 from proctor.sandbox.contract import (
@@ -33,7 +34,6 @@ from proctor.sandbox.contract import (
     Image,
     LaunchError,
     Layer,
-    Resources,
     SandboxLost,
     SandboxSpec,
     Stats,
@@ -42,7 +42,6 @@ from proctor.sandbox.journal import Journal, State
 from proctor.sandbox.native.cgroup import CgroupLayout
 from proctor.sandbox.native.channel import GuestChannel
 from proctor.sandbox.native.launcher import Launched, Launcher, LauncherConfig
-from proctor.sandbox.native.plan import Bind, Limits, LoopUpper, MemoryUpper, Plan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
     from proctor.sandbox.images import ImageStore
+    from proctor.sandbox.native.plan import Plan
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ class Edge:
         Raises RefusedError when the machine cannot honour the spec or had no room in time, ImageError, LaunchError.
         """
         spec = spec or SandboxSpec()
-        _check(spec)
+        check(spec)
         image = await self._images.resolve(spec.image)
         stack = (*image.layers, *spec.layers)
         self._images.hold(stack)
@@ -230,6 +230,7 @@ class Edge:
         with anyio.move_on_after(wait):
             async with self._queue:
                 while True:
+                    self._ledger.frozen_mb = self._frozen.memory_mb()
                     obstacle = self._ledger.obstacle(demand, machine)
                     if obstacle is None:
                         self._ledger.held[box_id] = demand
@@ -282,7 +283,7 @@ class Edge:
                     self._templates.make, image_file, resources.disk_mb, resources.disk_inodes
                 )
                 point("create:after-disk")
-            plan = _plan(plan_name, box.spec, box.image, self._paths(stack), image_file)
+            plan = make_plan(plan_name, box.spec, box.image, self._paths(stack), image_file)
             launched = await self._ask_launcher(plan)
         finally:
             # Attached or not, the image needs no name any more.
@@ -321,7 +322,7 @@ class Edge:
             channel,
             counters,
             driver,
-            _mechanisms(self._layout, box.spec.resources, driver, launched),
+            mechanisms_of(self._layout, box.spec.resources, driver, launched),
         )
         try:
             with anyio.fail_after(_HELLO_DEADLINE_S):
@@ -484,65 +485,6 @@ async def _services() -> AsyncIterator[TaskGroup]:
 def _close_all(descriptors: list[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
-
-
-def _check(spec: SandboxSpec) -> None:
-    """Refuse what this backend cannot honour, by the field's name."""
-    if spec.backend != "container" or spec.runtime != "native":
-        raise RefusedError(
-            f"{spec.backend}/{spec.runtime} is not available", field="backend", remedy="use container/native"
-        )
-    if spec.network not in ("none", "open"):
-        raise RefusedError(f"{spec.network!r} is not available", field="network", remedy="use none")
-    resources = spec.resources
-    for name, value in (("cpus", resources.cpus), ("memory_mb", resources.memory_mb), ("pids", resources.pids)):
-        if not value > 0:
-            raise ConfigError(f"must be above zero, not {value}", field=f"resources.{name}")
-    for mount in spec.mounts:
-        if not mount.source.is_absolute() or not mount.target.startswith("/"):
-            raise ConfigError(f"{mount.source} at {mount.target}: both paths must be absolute", field="mounts")
-        if not mount.source.exists():
-            raise ConfigError(f"{mount.source} does not exist", field="mounts")
-    for name, limit in (("ttl_s", spec.lifecycle.ttl_s), ("idle_timeout_s", spec.lifecycle.idle_timeout_s)):
-        if limit is not None and not limit > 0:
-            raise ConfigError(f"must be above zero, not {limit}", field=f"lifecycle.{name}")
-
-
-def _plan(name: str, spec: SandboxSpec, image: Image, layers: tuple[Path | int, ...], image_file: Path | None) -> Plan:
-    from proctor.sandbox.native.seccomp import program
-
-    resources = spec.resources
-    period_us = 100_000
-    return Plan(
-        name=name,
-        layers=layers,
-        upper=LoopUpper(image_file)
-        if image_file is not None
-        else MemoryUpper(disk.memory_size_mb(resources) << 20, resources.disk_inodes),
-        limits=Limits(
-            memory_bytes=resources.memory_mb << 20,
-            pids=resources.pids + 1,
-            cpu_quota_us=max(int(resources.cpus * period_us), 1000),
-            cpu_period_us=period_us,
-        ),
-        seccomp=program(),
-        hostname=spec.hostname,
-        binds=tuple(Bind(mount.source, mount.target) for mount in (*image.mounts, *spec.mounts)),
-        network=spec.network,
-    )
-
-
-def _mechanisms(layout: CgroupLayout, resources: Resources, driver: disk.Driver, launched: Launched) -> dict[str, str]:
-    size_mb = disk.memory_size_mb(resources)
-    group = f"cgroup v{layout.version}"
-    return {
-        "memory": group,
-        "cpus": group,
-        "pids": group,
-        "disk": {"memory": f"tmpfs of {size_mb} MB", "loop": f"ext4 image of {resources.disk_mb} MB"}[driver],
-        "ids": f"user namespace at {launched.uid_base}",
-        **{f"launcher.{name}": value for name, value in launched.facts.items()},
-    }
 
 
 @asynccontextmanager

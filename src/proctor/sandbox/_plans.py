@@ -1,0 +1,83 @@
+"""From what a caller states to what the launcher is told: checks, the plan of a launch, what enforces each limit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from proctor.common import ConfigError, RefusedError
+from proctor.sandbox import disk
+from proctor.sandbox.native.plan import Bind, Limits, LoopUpper, MemoryUpper, Plan
+from proctor.sandbox.native.seccomp import program
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from proctor.sandbox.contract import Image, Resources, SandboxSpec
+    from proctor.sandbox.native.cgroup import CgroupLayout
+    from proctor.sandbox.native.launcher import Launched
+
+_CPU_PERIOD_US = 100_000
+_CPU_QUOTA_FLOOR_US = 1000
+"""The kernel takes no smaller quota."""
+
+
+def check(spec: SandboxSpec) -> None:
+    """Refuse what this backend cannot honour, by the field's name."""
+    if spec.backend != "container" or spec.runtime != "native":
+        raise RefusedError(
+            f"{spec.backend}/{spec.runtime} is not available", field="backend", remedy="use container/native"
+        )
+    if spec.network not in ("none", "open"):
+        raise RefusedError(f"{spec.network!r} is not available", field="network", remedy="use none")
+    resources = spec.resources
+    for name, value in (("cpus", resources.cpus), ("memory_mb", resources.memory_mb), ("pids", resources.pids)):
+        if not value > 0:
+            raise ConfigError(f"must be above zero, not {value}", field=f"resources.{name}")
+    for mount in spec.mounts:
+        if not mount.source.is_absolute() or not mount.target.startswith("/"):
+            raise ConfigError(f"{mount.source} at {mount.target}: both paths must be absolute", field="mounts")
+        if not mount.source.exists():
+            raise ConfigError(f"{mount.source} does not exist", field="mounts")
+    for name, limit in (("ttl_s", spec.lifecycle.ttl_s), ("idle_timeout_s", spec.lifecycle.idle_timeout_s)):
+        if limit is not None and not limit > 0:
+            raise ConfigError(f"must be above zero, not {limit}", field=f"lifecycle.{name}")
+
+
+def make_plan(
+    name: str, spec: SandboxSpec, image: Image, layers: tuple[Path | int, ...], image_file: Path | None
+) -> Plan:
+    """The plan of one incarnation. `layers`: paths or open descriptors; `image_file`: the loop image, if any."""
+    resources = spec.resources
+    return Plan(
+        name=name,
+        layers=layers,
+        upper=LoopUpper(image_file)
+        if image_file is not None
+        else MemoryUpper(disk.memory_size_mb(resources) << 20, resources.disk_inodes),
+        limits=Limits(
+            memory_bytes=resources.memory_mb << 20,
+            pids=resources.pids + 1,
+            cpu_quota_us=max(int(resources.cpus * _CPU_PERIOD_US), _CPU_QUOTA_FLOOR_US),
+            cpu_period_us=_CPU_PERIOD_US,
+        ),
+        seccomp=program(),
+        hostname=spec.hostname,
+        binds=tuple(Bind(mount.source, mount.target) for mount in (*image.mounts, *spec.mounts)),
+        network=spec.network,
+    )
+
+
+def mechanisms_of(
+    layout: CgroupLayout, resources: Resources, driver: disk.Driver, launched: Launched
+) -> dict[str, str]:
+    """What enforces each limit here, and what the launcher had to choose: for the receipt."""
+    size_mb = disk.memory_size_mb(resources)
+    group = f"cgroup v{layout.version}"
+    return {
+        "memory": group,
+        "cpus": group,
+        "pids": group,
+        "disk": {"memory": f"tmpfs of {size_mb} MB", "loop": f"ext4 image of {resources.disk_mb} MB"}[driver],
+        "ids": f"user namespace at {launched.uid_base}",
+        **{f"launcher.{name}": value for name, value in launched.facts.items()},
+    }
