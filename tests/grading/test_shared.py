@@ -6,6 +6,7 @@ Images are built on first use, which takes minutes; afterwards the store has the
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TYPE_CHECKING
@@ -115,21 +116,18 @@ def hunks() -> list[tuple[str, int]]:
 
 def without_hunk(patch: str, number: int) -> str:
     """The patch with one of its hunks left out; a file that has no hunk left goes with it."""
-    kept: list[list[str]] = []
+    out: list[str] = []
     count = -1
-    head: list[str] = []
-    for line in patch.splitlines(keepends=True):
-        if line.startswith("diff --git"):
-            head = [line]
-        elif line.startswith("@@"):
+    for section in re.split(r"(?m)^(?=diff --git )", patch):
+        head, *parts = re.split(r"(?m)^(?=@@ )", section)
+        kept = []
+        for part in parts:
             count += 1
-            kept.append([*head, line] if count != number else [])
-            head = [] if count != number else head
-        elif kept and not head:
-            kept[-1].append(line)
-        elif head and line.startswith(("---", "+++", "index", "new", "deleted", "old", "similarity", "rename")):
-            head.append(line)
-    return "".join("".join(part) for part in kept)
+            if count != number:
+                kept.append(part)
+        if kept:
+            out += [head, *kept]
+    return "".join(out)
 
 
 @pytest.mark.parametrize(("name", "hunk"), hunks())

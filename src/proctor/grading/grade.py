@@ -16,6 +16,7 @@ from proctor.grading.contract import CompatVerdict, Grade, GradeFinding, TestOut
 from proctor.grading.deliverable import dropped_findings, listing
 from proctor.grading.flaky import settle, unsettled
 from proctor.grading.harbor import reward_map, run_verifier
+from proctor.grading.protect import Protection
 from proctor.grading.room import Rooms, make_tester, place_changes, place_toolkit
 from proctor.grading.sanitise import Policy, apply_plan, read_plan
 from proctor.grading.suite import SuiteRun, compat_verdict, run_suite
@@ -154,11 +155,14 @@ class _Examiner:
             if collected.layer is None:
                 raise InfraError("the frozen upper is gone", remedy="collect and grade within one Edge")
             policy = Policy.of(self.rooms.image, self.rooms.workdir, system=self.task.carry.system)
+            if (spec := self.task.verifier.tests) is not None:
+                policy = replace(policy, protects=Protection(self.task, spec, self.rooms.image.workdir).of_absolute)
             plan = await anyio.to_thread.run_sync(read_plan, collected.layer, self.rooms.image.layers, policy)
             self.carried["dropped"] = listing(plan.dropped)
-            self.findings.extend(dropped_findings(plan.dropped))
+            # A re-run carries the same; say it once.
+            self.findings.extend(f for f in dropped_findings(plan.dropped) if f not in self.findings)
             async with self.rooms.open(layers=(collected.layer,)) as box:
-                await apply_plan(box, plan)
+                await apply_plan(box, plan, self.rooms.image.layers)
                 yield box
             return
         async with self.rooms.open() as box:

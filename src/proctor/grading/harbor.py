@@ -71,7 +71,7 @@ async def run_verifier(box: Sandbox, verifier: Verifier, *, workdir: str, in_pla
 async def _fresh_logs(box: Sandbox, user: str | None) -> None:
     """Empty log directories; whatever was there before, a link or a planted reward, is gone."""
     await discard(box, LOGS)
-    mode = 0o777 if user is not None else 0o755
+    mode = 0o755 if (user or box.image.user) in ("", "root", "0") else 0o777
     for name in (LOGS, "/logs/agent", "/logs/artifacts"):
         await box.mkdir(name, mode=mode)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from proctor.grading.collect import repository_of
 from proctor.tasks.patches import patch_paths
 
 if TYPE_CHECKING:
@@ -30,12 +31,18 @@ class Protection:
     files that configure or are the test runner (conftest.py, pytest.ini, setup.cfg, Django's runtests.py, …).
     """
 
-    def __init__(self, task: Task, spec: TestSpec) -> None:
+    def __init__(self, task: Task, spec: TestSpec, image_workdir: str) -> None:
+        self.repo = repository_of(task, image_workdir)
         test_patch = _text(spec.patch)
         solution = _text(task.solution.patch) if task.solution is not None else ""
         self._tests = {path.strip("/") for path in (*spec.protected, *patch_paths(test_patch))}
+        self._tests |= set(_below_repo(self.repo, spec.cwd, uploaded_files(spec)))
         self._reference = set(patch_paths(solution))
         self._runner = set(_RUNNERS.get(spec.runner, ()))
+
+    def of_absolute(self, path: str) -> bool:
+        """`why` for an absolute path; nothing outside the repository is protected here."""
+        return path.startswith(self.repo + "/") and self.why(path[len(self.repo) + 1 :]) is not None
 
     def why(self, path: str) -> str | None:
         """`tests`, `runner`, `above` (a path that holds a protected one) or None when it may be carried."""
@@ -62,6 +69,19 @@ class Protection:
             else:
                 restored[path] = reason
         return kept, restored
+
+
+def uploaded_files(spec: TestSpec) -> list[str]:
+    """Files that the tests bring, relative to the directory they are copied to."""
+    root = spec.files
+    return [] if root is None else [str(p.relative_to(root)) for p in sorted(root.rglob("*")) if not p.is_dir()]
+
+
+def _below_repo(repo: str, cwd: str, names: Iterable[str]) -> Iterable[str]:
+    for name in names:
+        path = f"{cwd.rstrip('/')}/{name}"
+        if path.startswith(repo + "/"):
+            yield path[len(repo) + 1 :]
 
 
 def _configures_runner(parts: list[str]) -> bool:

@@ -58,7 +58,6 @@ class Rooms:
             ),
             lifecycle=Lifecycle(ttl_s=self._ttl_s()),
             network="none",
-            user="root",
             workdir=self.workdir,
             env={**environment.env, **(env or {})},
             hostname="room",

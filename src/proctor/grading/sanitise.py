@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import os
 import stat
+import tarfile
+import tempfile
 from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proctor.grading.deliverable import Dropped, FileState, Reason
-from proctor.grading.room import discard, place_states
+import anyio.to_thread
+
+from proctor.grading.deliverable import Dropped, Reason
+from proctor.grading.diffing import LINK
+from proctor.grading.room import discard
 from proctor.grading.trees import View
 from proctor.sandbox.layers import diff
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from proctor.sandbox.contract import DiffEntry, Image, Layer, Sandbox
 
@@ -42,6 +49,8 @@ class Policy:
     system: bool = False
     mounts: tuple[str, ...] = ()
     """Places that the machine mounts over: what an upper has there is never seen, or is the mount point itself."""
+    protects: Callable[[str], bool] | None = None
+    """Further paths that a task's tests protect."""
 
     @classmethod
     def of(cls, image: Image, workdir: str, *, system: bool) -> Policy:
@@ -54,11 +63,11 @@ class Policy:
 
 @dataclass(slots=True)
 class SanitisePlan:
-    """`remove`: paths to take out (a directory with everything below); `restore`: what the image had there;
-    `plain`: files that stay, without set-id bits and capabilities."""
+    """`remove`: paths to take out (a directory with everything below); `restore`: files and links that the image had
+    there, with their modes; `plain`: files that stay, without set-id bits and capabilities."""
 
     remove: list[str] = field(default_factory=list)
-    restore: dict[str, FileState] = field(default_factory=dict)
+    restore: dict[str, int] = field(default_factory=dict)
     directories: list[str] = field(default_factory=list)
     plain: dict[str, int] = field(default_factory=dict)
     dropped: list[Dropped] = field(default_factory=list)
@@ -97,11 +106,13 @@ def make_plan(entries: Iterable[DiffEntry], base: View, frozen: View, policy: Po
     plan = SanitisePlan()
     gone: list[str] = []
     for entry in entries:
-        if _is_mounted_over(entry, policy) or any(entry.path.startswith(parent + "/") for parent in gone[-8:]):
+        if _is_mounted_over(entry, policy) or any(entry.path.startswith(parent + "/") for parent in gone[-1:]):
             continue
         reason = reason_to_drop(entry, policy)
         if reason is None and _in_base_site(entry.path, base):
             reason = "startup"
+        if reason is None and policy.protects is not None and policy.protects(entry.path):
+            reason = "test-config"
         if reason is None:
             _keep(entry, frozen, plan)
             continue
@@ -136,9 +147,8 @@ def _restore(path: str, base: View, plan: SanitisePlan) -> None:
     for found, info in base.walk(path):
         if stat.S_ISDIR(info.st_mode):
             plan.directories.append(found)
-        elif (state := base.state(found)) is not None:
-            mode = state.mode if stat.S_ISLNK(info.st_mode) else stat.S_IMODE(info.st_mode) & _PLAIN
-            plan.restore[found] = FileState(mode, state.data)
+        elif stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode):
+            plan.restore[found] = LINK if stat.S_ISLNK(info.st_mode) else stat.S_IMODE(info.st_mode) & _PLAIN
 
 
 def _below(path: str, roots: Sequence[str]) -> bool:
@@ -172,14 +182,36 @@ def read_plan(frozen_layer: Layer, layers: Sequence[Layer], policy: Policy) -> S
         return make_plan(entries, base, frozen, policy)
 
 
-async def apply_plan(box: Sandbox, plan: SanitisePlan) -> None:
-    """Carry the plan out in the room, by file operations of the guest alone: no program of the disk runs."""
+async def apply_plan(box: Sandbox, plan: SanitisePlan, layers: Sequence[Layer]) -> None:
+    """Carry the plan out in the room, by file operations of the guest alone: no program of the disk runs.
+
+    `layers` are the image's, from which files are restored (as root's, whoever owned them).
+    """
     for path in plan.remove:
         await discard(box, path)
     for path in plan.directories:
         await box.mkdir(path)
-    await place_states(box, "", {path.lstrip("/"): state for path, state in plan.restore.items()})
+    if plan.restore:
+        with tempfile.TemporaryDirectory(prefix="proctor-restore-") as folder:
+            archive = Path(folder) / "restore.tar"
+            await anyio.to_thread.run_sync(_write_archive, archive, plan.restore, layers)
+            await box.upload(archive, "/")
     for path, mode in plan.plain.items():
         data = await box.read(path)
         await discard(box, path)
         await box.write(path, data, mode=mode)
+
+
+def _write_archive(target: Path, files: Mapping[str, int], layers: Sequence[Layer]) -> None:
+    with View(layers) as base, tarfile.open(target, "w", format=tarfile.PAX_FORMAT) as tar:
+        for path, mode in files.items():
+            state = base.state(path)
+            if state is None:
+                continue
+            member = tarfile.TarInfo(path.lstrip("/"))
+            if mode == LINK:
+                member.type, member.linkname = tarfile.SYMTYPE, os.fsdecode(state.data)
+                tar.addfile(member)
+            else:
+                member.mode, member.size = mode, len(state.data)
+                tar.addfile(member, BytesIO(state.data))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from proctor.common import ConfigError
 from proctor.grading.collect import repository_of
 from proctor.grading.contract import GradeFinding
-from proctor.grading.protect import Protection
+from proctor.grading.protect import Protection, uploaded_files
 from proctor.grading.room import discard, place_changes, place_states
 from proctor.grading.trees import View
+from proctor.sandbox.contract import FileError
 from proctor.tasks.patches import patch_paths
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ _CHAIN: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """The order of the public harness (research notes, §2e)."""
 _APPLY_TIMEOUT_S = 120.0
+_NO_SUCH_PROGRAM = 127
 
 
 class TestsDoNotApply(Exception):
@@ -47,7 +50,7 @@ class Applied:
 async def bring_work(rooms: Rooms, box: Sandbox, collected: Collected, spec: TestSpec) -> Applied:
     """Put the candidate's patch into the room's repository and take protected paths back to their base state."""
     repo = repository_of(rooms.task, rooms.image.workdir)
-    protection = Protection(rooms.task, spec)
+    protection = Protection(rooms.task, spec, rooms.image.workdir)
     if collected.changes is not None:
         kept, restored = protection.split(change.path for change in collected.changes)
         wanted = set(kept)
@@ -56,10 +59,10 @@ async def bring_work(rooms: Rooms, box: Sandbox, collected: Collected, spec: Tes
     text = collected.patch or ""
     if not text.strip():
         return Applied("", "the patch is empty")
-    how, detail = await _apply_chain(box, repo, text)
+    how, detail = await _apply_chain(rooms, box, repo, text)
     if not how:
         return Applied("", detail)
-    _, restored = protection.split(patch_paths(text))
+    _, restored = protection.split(path for path in patch_paths(text) if ".." not in path.split("/"))
     await _put_back(rooms, box, repo, list(restored))
     return Applied(how, detail, tuple(restored), _findings(restored))
 
@@ -75,6 +78,7 @@ async def bring_tests(rooms: Rooms, box: Sandbox, spec: TestSpec) -> None:
         if not result.ok:
             raise TestsDoNotApply(f"the test patch does not apply: {_last_line(result)}")
     if spec.files is not None:
+        await _clear_way(box, spec.cwd, uploaded_files(spec))
         await box.upload(spec.files, spec.cwd)
 
 
@@ -88,25 +92,55 @@ async def shut(box: Sandbox, directory: str) -> None:
         'find "$1" -path "*/.git/*" -prune -o -type d -exec chmod 1777 {} + ; '
         'find "$1" -path "*/.git/*" -prune -o -type f ! -perm -004 -exec chmod o+r {} +'
     )
-    await box.exec(["/bin/sh", "-c", script, "sh", directory], cwd="/", user="root", timeout_s=_APPLY_TIMEOUT_S)
+    argv = ["/bin/sh", "-c", script, "sh", directory]
+    result = await box.exec(argv, cwd="/", user="root", timeout_s=_APPLY_TIMEOUT_S)
+    if result.exit_code == _NO_SUCH_PROGRAM or result.exit_code is None:
+        raise ConfigError("the workspace cannot be shut: the image has no find, chmod or rm", field="image")
 
 
-async def _apply_chain(box: Sandbox, repo: str, text: str) -> tuple[str, str]:
+async def _clear_way(box: Sandbox, root: str, names: list[str]) -> None:
+    """Make sure that copying `names` below `root` replaces what is there and follows no link on the way."""
+    done: set[str] = set()
+    for name in names:
+        path = root.rstrip("/")
+        parts = name.split("/")
+        for position, part in enumerate(parts):
+            path = f"{path}/{part}"
+            if path in done:
+                continue
+            done.add(path)
+            try:
+                kind = (await box.stat(path)).kind
+            except FileError:
+                break
+            if kind != "dir" or position == len(parts) - 1:
+                await discard(box, path)
+
+
+async def _apply_chain(rooms: Rooms, box: Sandbox, repo: str, text: str) -> tuple[str, str]:
     """The first way of the chain that takes the patch, and what the last one said if none did."""
     patch = f"{_STAGING}/work.patch"
     await box.write(patch, text.encode("utf-8", "surrogateescape"), mode=0o400)
-    said = ""
+    said, tools = "", 0
+    touched = [path for path in patch_paths(text) if ".." not in path.split("/")]
+    leavings = [f"{path}{suffix}" for path in touched for suffix in (".rej", ".orig")]
     try:
         for name, argv in _CHAIN:
             result = await _run(box, (*argv, patch), repo)
             if result.ok:
                 return name, ""
+            if result.exit_code == _NO_SUCH_PROGRAM:
+                continue
+            tools += 1
             said = _last_line(result) or said
             reverse = await _run(box, (*_GIT, "apply", "--check", "--reverse", patch), repo)
             if reverse.ok:
                 return "already applied", ""
-            await _run(box, (*_GIT, "checkout", "-q", "--", "."), repo)
-            await _run(box, (*_GIT, "clean", "-qfd"), repo)
+            await _put_back(rooms, box, repo, [*touched, *leavings])
+        if not tools:
+            raise ConfigError(
+                "the image has neither git nor patch, so no prediction can be applied", field=rooms.image.ref
+            )
         return "", f"the patch does not apply: {said}"
     finally:
         await discard(box, _STAGING)

@@ -60,6 +60,8 @@ def make_plugin(pytest, config, send):
         def pytest_runtest_makereport(self, item, call):
             outcome = yield
             report = outcome.get_result()
+            if not is_expected(item.nodeid) and item.nodeid not in sentinels.planted:
+                return
             when = report.when
             kind = raised.pop((item.nodeid, when), None)
             if kind is None and call.excinfo is not None:
@@ -108,6 +110,7 @@ class Sentinels(object):
         self.pytest = pytest
         self.plan = plan
         self.names = list(plan["decoys"])
+        self.planted = set()
 
     def plant(self, session, items, is_expected):
         last, cases = {}, {}
@@ -124,11 +127,14 @@ class Sentinels(object):
             self.place(items, sibling, self.in_class(owner, sibling))
         for module, sibling in list(last.items()):
             self.place(items, sibling, self.in_module(module))
-        items.extend(self.clean(session))
+        pair = self.clean(session)
+        self.planted.update(item.nodeid for item in pair)
+        items.extend(pair)
 
     def place(self, items, sibling, decoy):
         if decoy is not None:
             items.insert(items.index(sibling) + 1, decoy)
+            self.planted.add(decoy.nodeid)
 
     def in_module(self, module):
         if not self.names:
