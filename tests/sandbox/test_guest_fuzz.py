@@ -89,7 +89,7 @@ def run_guest(binary: Path, reports: Path, script: list[bytes], rng: random.Rand
 
 def honest(rng: random.Random, exec_id: int) -> list[bytes]:
     """Frames of one command as a host would send them."""
-    flags = ExecFlag(rng.randrange(16)) | ExecFlag.STDIN
+    flags = ExecFlag(rng.randrange(32)) | ExecFlag.STDIN
     builtin = rng.choice([None, None, "read", "write", "list", "stat", "remove", "mkdir", "pack", "unpack", "nonsense"])
     argv = rng.choice(
         [["/bin/cat"], ["/bin/true"], ["/bin/sh", "-c", "sleep 9 & echo x"], ["/proc/self/status", "99"], ["/etc"]]

@@ -24,7 +24,10 @@ async def pending_write(room: Room) -> GuestProcess:
     """A file operation of root's that waits for its input: guest code that runs with the ids of the sandbox."""
     state = await room.channel._start_operation("write", ("/tmp/pending", "644"), user="root", stdin=True)
     process = room.channel._operation_process(state, OutputLimit())
-    await process.wait_started()
+    await process.write_stdin(b"x")
+    for _ in range(500):
+        if ".proctor-write" in str(await room.channel.list("/tmp")):
+            break  # its temporary file says that it runs
     return process
 
 

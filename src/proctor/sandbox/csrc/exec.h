@@ -25,7 +25,8 @@ enum request_flag {
     EXEC_KEEP = 2,      /* what the main process leaves behind lives on */
     EXEC_MERGE = 4,     /* stderr goes where stdout goes */
     EXEC_LOGIN_ENV = 8, /* HOME, USER and LOGNAME are added from /etc/passwd where the environment lacks them */
-    EXEC_FLAGS_ALL = 15,
+    EXEC_STARTED = 16,  /* the host wants to know when the program runs */
+    EXEC_FLAGS_ALL = 31,
 };
 
 enum { REQUEST_ITEMS_MAX = 32768, REPORT_FD_MAX = 255, FILES_SOFT = 65536 };

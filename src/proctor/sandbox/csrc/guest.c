@@ -279,7 +279,7 @@ static int read_status(struct exec *exec) {
         memcpy(exec->failed_step, message + 4, (size_t)got - 4);
         return 0;
     }
-    return send_u32(FRAME_STARTED, exec->id, 0, (uint32_t)exec->pid);
+    return exec->flags & EXEC_STARTED ? send_u32(FRAME_STARTED, exec->id, 0, (uint32_t)exec->pid) : 0;
 }
 
 static int send_exited(const struct exec *exec, uint32_t leftover) {
@@ -539,7 +539,7 @@ static void watch_everything(void) {
     for (size_t i = 0; i < EXECS_MAX; i++) {
         const struct exec *exec = &execs[i];
         if (exec->id == 0) continue;
-        watch(WATCH_STATUS, i, 0, exec->status_fd, POLLIN);
+        if (exec->flags & EXEC_STARTED) watch(WATCH_STATUS, i, 0, exec->status_fd, POLLIN);
         if (exec->input.used > 0) watch(WATCH_INPUT, i, 0, exec->input.fd, POLLOUT);
         for (uint8_t sub = SUB_STDOUT; sub < SUB_COUNT && data_fits; sub++) {
             if (exec->outputs[sub].credit > 0 && output_open(exec, sub)) watch(WATCH_OUTPUT, i, sub, exec->outputs[sub].fd, POLLIN);

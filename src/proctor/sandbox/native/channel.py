@@ -349,7 +349,11 @@ class GuestChannel(GuestFiles):
         argv = _argv(command)
         try:
             request = exec_request(
-                argv, env=env, cwd=cwd, user=user, flags=_flags(stdin=True, keep=keep, login_env=login_env)
+                argv,
+                env=env,
+                cwd=cwd,
+                user=user,
+                flags=_flags(stdin=True, keep=keep, login_env=login_env) | ExecFlag.STARTED,
             )
         except RequestError as error:
             raise SandboxError(str(error), field="command") from error

@@ -57,6 +57,7 @@ class ExecFlag(IntFlag):
     KEEP = 2
     MERGE = 4
     LOGIN_ENV = 8
+    STARTED = 16
 
 
 @dataclass(frozen=True, slots=True)
