@@ -73,6 +73,46 @@ async def test_infrastructure_faults_are_retried_and_the_ledger_says_so(run_dir:
     assert retries == ["the node blinked (1)", "the node blinked (2)"]
 
 
+async def test_a_fault_inside_a_group_of_errors_is_still_a_fault(run_dir: Path, desk: DeskExaminer) -> None:
+    async def act(trial: TrialPlan, tries: int) -> AgentResult | None:
+        if tries == 1:
+            raise ExceptionGroup(
+                "tasks", [ValueError("a consequence"), ExceptionGroup("more", [InfraError("the cause")])]
+            )
+        return None
+
+    desk.act = act
+    execution = await execute(make_plan(1, ("solver",)), run_dir, desk, concurrency=1, backoff=no_wait)
+    (result,) = execution.results.values()
+    assert (result.outcome, result.tries) == (Outcome.RESOLVED, 2)
+
+
+async def test_a_defect_of_ours_is_an_excluded_trial_not_a_zero_and_not_the_end(
+    run_dir: Path, desk: DeskExaminer
+) -> None:
+    async def act(trial: TrialPlan, tries: int) -> AgentResult | None:
+        if trial.task.name == "task-0":
+            raise KeyError("a defect")
+        return None
+
+    desk.act = act
+    execution = await execute(make_plan(2, ("solver",)), run_dir, desk, concurrency=1, backoff=no_wait)
+    first, second = (execution.results[f"task-{number}@solver@1"] for number in range(2))
+    assert (first.outcome, first.stop, first.tries) == (Outcome.INFRA_ERROR, "internal", 1)
+    assert second.outcome is Outcome.RESOLVED
+
+
+async def test_wrong_input_stops_the_run_with_that_error(run_dir: Path, desk: DeskExaminer) -> None:
+    async def act(trial: TrialPlan, tries: int) -> AgentResult | None:
+        raise ConfigError("no such script", field="agent.options.script")
+
+    desk.act = act
+    with pytest.raises(ConfigError, match="no such script"):
+        await execute(make_plan(3, ("solver",)), run_dir, desk, concurrency=2)
+    assert outcomes(run_dir) == {}
+    assert list((run_dir / "trials").iterdir()) == []
+
+
 async def test_three_retries_and_then_infra_error_with_its_reason(run_dir: Path, desk: DeskExaminer) -> None:
     async def act(trial: TrialPlan, tries: int) -> AgentResult | None:
         raise InfraError("the disk of the node is gone")

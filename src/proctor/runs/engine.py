@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import anyio
 from anyio import to_thread
 
-from proctor.common import ConfigError, digest_tree
+from proctor.common import ConfigError, InfraError, ProctorError, digest_tree
 from proctor.runs.archive import Attempt, archive
 from proctor.runs.clock import now_iso
 from proctor.runs.formats import Stage, TrialResult, UsageTotals, load
@@ -204,17 +204,11 @@ class _Run:
 
         with single_error():
             async with anyio.create_task_group() as group:
-                watcher = anyio.CancelScope()
-
-                async def watched() -> None:
-                    with watcher:
-                        await watch()
-
-                group.start_soon(watched)
+                group.start_soon(watch)
                 async with anyio.create_task_group() as workers:
                     for _ in range(min(concurrency, len(todo))):
                         workers.start_soon(worker)
-                watcher.cancel()
+                group.cancel_scope.cancel()
 
     async def _trial(self, trial: TrialPlan) -> None:
         """One trial: attempts until it has a verdict that stands, then the commit."""
@@ -232,16 +226,7 @@ class _Run:
         record = TrialRecord(self._book.trials / f"{TEMPORARY}{trial.id}.{tries}", on_stage=self._stage_of(trial))
         begun, started_at = monotonic(), now_iso()
         try:
-            record.stages.enter(Stage.DISPATCH)
-            try:
-                verdict = await self._examiner.examine(trial, record)
-            except (
-                Exception
-            ) as error:  # the boundary: whatever ends an attempt becomes a verdict, in the table of outcomes
-                if isinstance(error, RecordError) or _is_bad_input(error, record):
-                    raise
-                record.failure(error)
-                verdict = from_error(error, during_grading=record.stages.current is Stage.GRADING_ARCHIVE)
+            verdict = await self._verdict(trial, record)
             if may_retry(verdict, tries):
                 wait_s = self._backoff(tries, self._random.random())
                 self._book.retry(trial, tries, verdict, wait_s, total_usage(record.steps))
@@ -261,6 +246,22 @@ class _Run:
         finally:
             record.discard()
 
+    async def _verdict(self, trial: TrialPlan, record: TrialRecord) -> Verdict:
+        """What the examiner says, or what the exception means that ended the attempt.
+
+        Raises what concerns the run as a whole: a record that cannot be written, input that a person got wrong.
+        """
+        record.stages.enter(Stage.DISPATCH)
+        try:
+            return await self._examiner.examine(trial, record)
+        except Exception as caught:  # the boundary: an attempt may end by any error, and each has a place in the table
+            error = cause(caught)
+            grading = record.stages.current is Stage.GRADING_ARCHIVE
+            if isinstance(error, RecordError) or (isinstance(error, ConfigError) and not grading):
+                raise error from caught
+            record.failure(caught)
+            return from_error(error, during_grading=grading)
+
     def _commit(
         self, trial: TrialPlan, record: TrialRecord, verdict: Verdict, tries: int, started_at: str, begun: float
     ) -> TrialResult:
@@ -275,22 +276,31 @@ class _Run:
         return lambda stage: self._on_event(Event("stage", trial.id, stage=stage))
 
 
-def _is_bad_input(error: Exception, record: TrialRecord) -> bool:
-    """What a person wrote is wrong (an agent's options, say): every trial would end so, so the run stops and says
-    it."""
-    return isinstance(error, ConfigError) and record.stages.current is not Stage.GRADING_ARCHIVE
-
-
 @contextmanager
 def single_error() -> Iterator[None]:
     """A task group wraps what its tasks raise; the caller wants the error itself."""
     try:
         yield
     except BaseExceptionGroup as group:
-        first: BaseException = group
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        raise first from group
+        raise cause(group) from group
+
+
+def cause(error: BaseException) -> Exception:
+    """The error that counts in a group of them: one that stops the run before one of the machinery before any other."""
+    leaves = list(_leaves(error))
+    for kind in (RecordError, InfraError, ProctorError, Exception):
+        for leaf in leaves:
+            if isinstance(leaf, kind):
+                return leaf
+    raise error
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            yield from _leaves(part)
+    else:
+        yield error
 
 
 def planned_rows(plan: RunPlan, trials: list[TrialPlan]) -> list[tuple[RowKind, dict[str, Any]]]:
