@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
+
+settings.register_profile("no-deadline", deadline=None)  # the machine may be busy; that is not what is tested
+settings.load_profile("no-deadline")
 
 GOOD_TOML = """\
 schema_version = "1.4"

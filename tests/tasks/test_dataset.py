@@ -153,7 +153,8 @@ BAD_DATASETS: dict[str, tuple[str, int, str]] = {
     "digest": ("[dataset]\nname = 'a'\n[[tasks]]\npath = 'one'\ndigest = 'x'\n", 5, "pattern"),
     "absolute": ("[dataset]\nname = 'a'\n[[tasks]]\npath = '/one'\n", 4, "relative"),
     "twice": ("[dataset]\nname = 'a'\n[[tasks]]\npath = 'one'\n[[tasks]]\npath = 'one'\n", 6, "listed twice"),
-    "registry": ("[dataset]\nname = 'a'\n[[tasks]]\nname = 'org/one'\n", 3, "is missing"),
+    "registry": ("[dataset]\nname = 'a'\n[[tasks]]\nname = 'org/one'\n", 3, "a task of a registry cannot be honoured"),
+    "no-path": ("[dataset]\nname = 'a'\n[[tasks]]\nweight = 1.0\n", 3, "is missing"),
     "files": ("[dataset]\nname = 'a'\n[[files]]\npath = 'metric.py'\n", 3, "cannot be honoured"),
     "version": ("schema_version = '2.0'\n[dataset]\nname = 'a'\n", 1, "1.0"),
 }

@@ -442,7 +442,7 @@ WORDS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 12), WORDS), min_size=1, max_size=4))
 def test_no_file_breaks_the_reader(make_task: MakeTask, cuts: list[tuple[int, int, str]]) -> None:
     text = GOOD_TOML + TESTS_TABLE
@@ -454,7 +454,7 @@ def test_no_file_breaks_the_reader(make_task: MakeTask, cuts: list[tuple[int, in
 
 
 @given(st.binary(max_size=300))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_bytes_break_the_reader(make_task: MakeTask, data: bytes) -> None:
     assert isinstance(problems(make_task(files={"task.toml": data})), list)
 

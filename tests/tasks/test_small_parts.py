@@ -177,7 +177,7 @@ def fits(tree: dict[str, list[str]]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=trees.filter(fits), after=trees.filter(fits))
 def test_the_files_of_a_patch_are_those_that_git_sees(
     tmp_path: Path, before: dict[str, list[str]], after: dict[str, list[str]]

@@ -200,6 +200,19 @@ def test_a_row_without_an_environment(tmp_path: Path) -> None:
     assert "no environment" in one.reason
 
 
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"FAIL_TO_PASS": "[]", "PASS_TO_PASS": "[]"}, "no test at all"),
+        ({"FAIL_TO_PASS": '["t[(1,"]', "PASS_TO_PASS": '["t[(1,"]'}, "both in FAIL_TO_PASS and in PASS_TO_PASS"),
+    ],
+)
+def test_a_row_whose_groups_make_no_sense(tmp_path: Path, row: dict[str, Any], words: str) -> None:
+    make_instance(tmp_path / "rows/a__b-1", row)
+    (one,) = unrunnable_of(tmp_path / "rows")
+    assert words in one.reason
+
+
 def test_a_row_without_its_archive(tmp_path: Path) -> None:
     folder = make_instance(tmp_path / "rows/a__b-1")
     (folder / "repo.tar.zst").unlink()
@@ -356,6 +369,13 @@ def test_an_instance_that_is_there_twice(tmp_path: Path) -> None:
         plan_swe(path)
 
 
+def test_one_instance_by_its_folder_or_its_row(source: Path) -> None:
+    for path in (source / "a__b-1", source / "a__b-1/instance.json"):
+        dataset = load_any(path)
+        assert dataset.name == "a__b-1"
+        assert [entry.task.name for entry in dataset.entries] == ["a__b-1"]
+
+
 def test_what_holds_no_instances(tmp_path: Path) -> None:
     assert not is_swe_folder(tmp_path)
     with pytest.raises(ConfigError, match="holds no SWE instances"):
@@ -374,7 +394,7 @@ texts = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), min_si
 statements = texts.filter(lambda text: text.strip() != "")
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     statement=statements,
     fail_to_pass=st.lists(texts, unique=True, min_size=1, max_size=4),

@@ -159,6 +159,12 @@ def read_document(file: Path) -> tuple[DatasetToml | None, Findings]:
         findings.file_error(str(file), f"not valid TOML: {error}", line=error.line)
         return None, findings
     findings.source.lines = lines
+    entries = data.get("tasks")
+    for index, entry in enumerate(entries if isinstance(entries, list) else []):
+        if isinstance(entry, dict) and "path" not in entry and "name" in entry:
+            findings.refuse(("tasks", index), "a task of a registry", "fetch its directory and give the path")
+    if findings.failed:
+        return None, findings
     try:
         document = DatasetToml.model_validate(data)
     except ValidationError as error:

@@ -122,7 +122,8 @@ def plan_swe(source: Path, *, environments: Path | None = None) -> ImportPlan:
             unrunnable.append(outcome)
         else:
             planned.append(outcome)
-    return ImportPlan(source.stem if source.is_file() else source.name, tuple(planned), tuple(unrunnable))
+    name = source.parent.name if source.name == ROW_FILE else source.stem if source.is_file() else source.name
+    return ImportPlan(name, tuple(planned), tuple(unrunnable))
 
 
 def import_swe(
@@ -171,6 +172,10 @@ def _write_plan(plan: ImportPlan, out: Path, progress: Callable[[str, int, int],
 def plan_task(instance: Instance) -> Planned | Unrunnable:
     """The task directory of one instance, or why it cannot be run."""
     row, folder = instance.row, instance.folder
+    if not row.FAIL_TO_PASS and not row.PASS_TO_PASS:
+        return Unrunnable(row.instance_id, "it names no test at all")
+    if both := sorted(set(row.FAIL_TO_PASS) & set(row.PASS_TO_PASS)):
+        return Unrunnable(row.instance_id, f"{both[0]!r} is both in FAIL_TO_PASS and in PASS_TO_PASS")
     if folder is not None and (folder / ENV_FILE).is_file():
         env = parse_env(folder / ENV_FILE)
         _check_same(row, env, folder)
@@ -224,6 +229,8 @@ def script_environment(prelude: str) -> dict[str, str]:
 def _gather(source: Path, environments: Path | None) -> tuple[list[Instance], list[Unrunnable]]:
     instances: list[Instance] = []
     unrunnable: list[Unrunnable] = []
+    if source.name == ROW_FILE and source.is_file():
+        source = source.parent
     if (source / ROW_FILE).is_file():
         instances += _instances(source / ROW_FILE, source)
     elif source.is_dir():
