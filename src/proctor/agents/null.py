@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proctor.agents.contract import AgentResult, HarnessContext, StopReason
-from proctor.agents.steps import acted, said
+from proctor.agents.steps import NoOptions, acted, said
 
 
 class Null:
@@ -12,6 +12,7 @@ class Null:
     name = "null"
     version = "1"
     needs_model = False
+    options_model = NoOptions
 
     async def run(self, context: HarnessContext) -> AgentResult:
         """Record the instruction and that nothing was done."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from proctor.agents.contract import AgentResult, HarnessContext, StopReason, ToolCall
-from proctor.agents.steps import acted, said
+from proctor.agents.steps import NoOptions, acted, said
 from proctor.agents.tools import describe
 from proctor.common import RefusedError
 from proctor.sandbox.contract import ExecResult, FileError
@@ -45,6 +45,7 @@ class Oracle:
     name = "oracle"
     version = "1"
     needs_model = False
+    options_model = NoOptions
     sees_solution = True
 
     async def run(self, context: HarnessContext) -> AgentResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from proctor.agents.contract import Step, ToolCall
 from proctor.common import ConfigError
@@ -115,6 +115,12 @@ async def act(context: HarnessContext, tools: Toolbox, step: Step) -> None:
             if call.result is None and call.error is None:
                 call.error = "not completed: the trial ended"
         context.recorder.step(step)
+
+
+class NoOptions(BaseModel):
+    """The options of a harness that takes none."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 def parse_options(model: type[_Options], harness: str, options: Mapping[str, Any]) -> _Options:
