@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from proctor.common import ConfigError, RefusedError
-from proctor.sandbox import Edge, EndReason, FileError, Resources, SandboxLost
+from proctor.sandbox import Edge, EndReason, FileError, Policy, Resources, SandboxLost
 
 from .edges import small, until
 
@@ -377,3 +377,16 @@ async def test_the_working_directory_is_there(edge: Edge) -> None:
     assert (await box.exec("pwd")).text == "/somewhere/new\n"
     await box.reset()
     assert (await box.exec("pwd")).text == "/somewhere/new\n"
+
+
+async def test_a_fork_without_room_changes_nothing(tmp_path: Path) -> None:
+    cores = len(os.sched_getaffinity(0))
+    policy = Policy(cpu_overcommit=1.0)
+    async with Edge(tmp_path, pool_size=1, policy=policy, queue_deadline_s=0.1) as edge:
+        box = await edge.create(small(resources=limited(cpus=cores * 0.4)))
+        await box.exec("sleep 1000 &", keep=True)
+        with pytest.raises(RefusedError, match="no room"):
+            await box.fork(2)
+        assert (await box.exec("pgrep -c sleep")).text == "1\n"
+        (child,) = await box.fork(1)
+        assert (await child.exec(["true"])).ok

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Literal, Self
 
 import anyio
 from anyio.lowlevel import checkpoint
 
-from proctor.common import ConfigError, InfraError, RefusedError
+from proctor.common import ConfigError, InfraError, ProctorError, RefusedError
 from proctor.sandbox import layers as layer_tools
 from proctor.sandbox._environment import default_environment, default_user
 from proctor.sandbox.contract import (
@@ -38,7 +39,7 @@ from proctor.sandbox.receipts import History
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
     from proctor.sandbox._incarnation import Incarnation
@@ -273,49 +274,71 @@ class Box:
 
     async def snapshot(self) -> Layer:
         """Freeze the upper into one more layer, kept until the Edge ends or `Edge.drop`; go on above it."""
-        stack = await self._freeze(kept=True)
-        self._edge._discard(self._edge._frozen.release(stack))
-        return stack[-1]
+        async with self._changing():
+            layer = await self._freeze(kept=True)
+            await self._begin_incarnation()
+        return layer
 
     async def fork(self, count: int = 1) -> builtins.list[Sandbox]:
-        """Start `count` sandboxes on this one's frozen disk. Processes are not carried, and this one's are killed."""
+        """Start `count` sandboxes on this one's frozen disk. Processes are not carried, and this one's are killed.
+
+        Room for all of them is found first: if there is none, nothing has happened.
+        """
         if count < 1:
             raise ConfigError("must be at least 1", field="count")
-        stack = await self._freeze(kept=False)
-        boxes: builtins.list[Sandbox] = []
+        reserved: builtins.list[str] = []
         try:
-            while len(boxes) < count:
-                boxes.append(await self._edge._open(self.spec, self.image, stack))
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                for box in boxes:
-                    await box.close()
-            raise
+            while len(reserved) < count:
+                reserved.append(await self._edge._reserve(self.spec))
+            async with self._changing():
+                await self._freeze(kept=False)
+                return await self._multiply(reserved)
         finally:
-            self._edge._discard(self._edge._frozen.release(stack))
-        return boxes
+            for box_id in reserved:
+                self._edge._release(box_id)
 
-    async def _freeze(self, *, kept: bool) -> tuple[Layer, ...]:
-        """Go on above the frozen upper. The stack that is returned is in use once more, for the caller to release."""
-        async with self._changing():
-            assert self._live is not None
-            if len(self._stack) >= MAX_LAYERS:
-                raise RefusedError(
-                    f"a stack holds at most {MAX_LAYERS} layers", field="layers", remedy="reset it first"
-                )
-            driver = self._live.driver
-            upper, mount = self._live.open_upper(), os.dup(self._live.launched.upper_fd)
+    async def _multiply(self, reserved: builtins.list[str]) -> builtins.list[Sandbox]:
+        """Launch this sandbox again and the reserved ones beside it, at the same time, on the present stack."""
+        made: dict[str, Box] = {}
+        failures: builtins.list[BaseException] = []
+
+        async def attempt(action: Callable[[], Awaitable[None]]) -> None:
             try:
-                await self._end_incarnation()
-            except BaseException:
-                self._edge._discard((upper, mount))
-                raise
-            layer = self._edge._frozen.add(upper, mount, kept=kept, in_memory=driver == "memory")
-            self._edge._frozen.use((layer,))
-            stack = self._stack = (*self._stack, layer)
-            self._edge._frozen.use(stack)
-            await self._begin_incarnation()
-        return stack
+                await action()
+            except (ProctorError, OSError) as error:
+                failures.append(error)
+
+        async def open_one(box_id: str) -> None:
+            made[box_id] = await self._edge._open(box_id, self.spec, self.image, stack)
+
+        wanted, stack = tuple(reserved), self._stack
+        reserved.clear()  # from here on their room is the sandboxes' own
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(attempt, self._begin_incarnation)
+            for box_id in wanted:
+                tasks.start_soon(attempt, partial(open_one, box_id))
+        if failures:
+            for box in made.values():
+                await box.close()
+            raise failures[0]
+        return [made[box_id] for box_id in wanted]
+
+    async def _freeze(self, *, kept: bool) -> Layer:
+        """End the present incarnation and put its upper on the stack, for the next one to begin above."""
+        assert self._live is not None
+        if len(self._stack) >= MAX_LAYERS:
+            raise RefusedError(f"a stack holds at most {MAX_LAYERS} layers", field="layers", remedy="reset it first")
+        driver = self._live.driver
+        upper, mount = self._live.open_upper(), os.dup(self._live.launched.upper_fd)
+        try:
+            await self._end_incarnation()
+        except BaseException:
+            self._edge._discard((upper, mount))
+            raise
+        layer = self._edge._frozen.add(upper, mount, kept=kept, in_memory=driver == "memory")
+        self._edge._frozen.use((layer,))
+        self._stack = (*self._stack, layer)
+        return layer
 
     async def reset(self) -> None:
         """Drop every process and every change since creation."""

@@ -174,7 +174,14 @@ class Edge:
         image = await self._images.resolve(spec.image)
         stack = (*image.layers, *spec.layers)
         self._images.hold(stack)
-        return await self._open(spec, image, stack, deadline_s, on_admitted)
+        box_id = await self._reserve(spec, deadline_s)
+        try:
+            if on_admitted is not None:
+                on_admitted()
+        except BaseException:
+            self._release(box_id)
+            raise
+        return await self._open(box_id, spec, image, stack)
 
     @property
     def boxes(self) -> tuple[Box, ...]:
@@ -189,20 +196,16 @@ class Edge:
         """Free a layer that `snapshot` made, once no sandbox uses it any more. Unknown layers are ignored."""
         self._discard(self._frozen.drop(layer))
 
-    async def _open(
-        self,
-        spec: SandboxSpec,
-        image: Image,
-        stack: tuple[Layer, ...],
-        deadline_s: float | None = None,
-        on_admitted: Callable[[], None] | None = None,
-    ) -> Box:
+    async def _reserve(self, spec: SandboxSpec, deadline_s: float | None = None) -> str:
+        """Wait for room; returns the id of the sandbox that may now be opened."""
         self._count += 1
         box_id = f"{self.id}-{self._count}"
         driver = disk.choose(spec.resources)
         await self._admit(box_id, Demand.of(spec.resources, on_disk=driver == "loop"), deadline_s)
-        if on_admitted is not None:
-            on_admitted()
+        return box_id
+
+    async def _open(self, box_id: str, spec: SandboxSpec, image: Image, stack: tuple[Layer, ...]) -> Box:
+        """Start a sandbox that has room. If it fails, the room is free again."""
         try:
             self._frozen.use(stack)
         except BaseException:
