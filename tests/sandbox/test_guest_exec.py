@@ -184,6 +184,21 @@ async def test_a_process_talks_both_ways() -> None:
         assert (await process.wait()).exit_code == 0
 
 
+async def test_closing_the_input_twice_is_fine_and_writing_after_that_is_an_error() -> None:
+    async with dev_guest() as guest:
+        process = await guest.start("sleep 0.2; cat", env=ENV)
+        await process.write_stdin(b"last")
+        await process.close_stdin()
+        await process.close_stdin()
+        with pytest.raises(SandboxError, match="closed"):
+            await process.write_stdin(b"too late")
+        result = await process.wait()
+        assert (result.text, result.exit_code) == ("last", 0)
+        await process.close_stdin()
+        await process.write_stdin(b"to nobody") if process.stdin_open else None
+        assert (await guest.exec(["/bin/true"], env=ENV)).ok
+
+
 async def test_killing_a_process_says_so() -> None:
     async with dev_guest() as guest:
         process = await guest.start("sleep 100", env=ENV)

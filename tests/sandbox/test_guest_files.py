@@ -245,6 +245,18 @@ async def test_a_file_that_shrinks_while_it_is_packed_keeps_its_promise(tmp_path
         assert tar.getmember("file").size == 64 << 20
 
 
+async def test_a_sparse_terabyte_is_refused_before_it_is_carried(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    with (source / "file").open("wb") as file:
+        file.truncate(1 << 40)
+    async with dev_guest() as guest:
+        with anyio.fail_after(10), pytest.raises(TreeError, match="bytes of content"):
+            await guest.pull(str(source), partial(tree_to_directory, target=tmp_path / "out"))
+        assert (await guest.exec(["/bin/true"], env=ENV)).ok
+    assert os.listdir(tmp_path / "out") == []
+
+
 async def test_unpacking_never_goes_through_a_link(tmp_path: Path) -> None:
     target, outside = tmp_path / "target", tmp_path / "outside"
     target.mkdir()

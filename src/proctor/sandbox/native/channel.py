@@ -24,7 +24,7 @@ from proctor.sandbox.contract import (
     SandboxError,
     SandboxLost,
 )
-from proctor.sandbox.native.execs import Attribution, Collector, Exec, GuestProcess, failed_result
+from proctor.sandbox.native.execs import Attribution, Collector, Exec, GuestProcess, again, failed_result
 from proctor.sandbox.native.frames import (
     REPORT,
     STDERR,
@@ -101,7 +101,7 @@ class GuestChannel(GuestFiles):
             if not self._hello.is_set():
                 self._lose("the guest did not say hello in time")
             if self._lost:
-                raise self._lost
+                raise again(self._lost)
             task_status.started()
             await self._ended.wait()
         finally:
@@ -265,7 +265,7 @@ class GuestChannel(GuestFiles):
                 ) from None
         if self._lost:
             slots.release()
-            raise self._lost
+            raise again(self._lost)
         state = Exec(next(self._ids), argv, self._send, subs=subs)
         self._execs[state.exec_id] = state
         self._slots[state.exec_id] = slots
@@ -396,13 +396,13 @@ class GuestChannel(GuestFiles):
             if not gone.is_set():
                 self._lose("the guest could not kill a background command")
         if self._lost:
-            raise self._lost
+            raise again(self._lost)
 
     async def kill_all(self, *, deadline_s: float = 30.0) -> int:
         """Kill every process but the guest; returns how many remain (0 unless the kernel itself is stuck)."""
         async with self._kill_lock:
             if self._lost:
-                raise self._lost
+                raise again(self._lost)
             for state in self._execs.values():
                 state.killed_by = state.killed_by or EndReason.KILLED
             self._killed = (anyio.Event(), [])
@@ -414,13 +414,13 @@ class GuestChannel(GuestFiles):
                 self._lose("the guest did not answer a request to kill everything")
             self._killed = None
             if self._lost:
-                raise self._lost
+                raise again(self._lost)
             return counts[0]
 
     async def ping(self) -> float:
         """Seconds of one round trip through the guest's loop."""
         if self._lost:
-            raise self._lost
+            raise again(self._lost)
         sent_at = time.perf_counter()
         token, answered = time.perf_counter_ns().to_bytes(8, "little"), anyio.Event()
         self._pongs.append((token, answered))
@@ -430,7 +430,7 @@ class GuestChannel(GuestFiles):
         if not answered.is_set():
             self._lose("the guest did not answer a ping")
         if self._lost:
-            raise self._lost
+            raise again(self._lost)
         return time.perf_counter() - sent_at
 
 

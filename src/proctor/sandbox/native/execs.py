@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import anyio
 
 from proctor.common import InfraError
-from proctor.sandbox.contract import EndReason, ExecResult, GuestProtocolError, Output, OutputLimit
+from proctor.sandbox.contract import (
+    EndReason,
+    ExecResult,
+    GuestProtocolError,
+    Output,
+    OutputLimit,
+    SandboxError,
+    SandboxLost,
+)
 from proctor.sandbox.native.capture import Capture
 from proctor.sandbox.native.frames import (
     EXITED,
@@ -52,6 +60,13 @@ class Attribution(Protocol):
         ...
 
 
+def again(error: SandboxLost) -> SandboxLost:
+    """The same error as an object of its own: each waiter's copy gathers a traceback of its own."""
+    copy = SandboxLost(error.message, reason=error.reason, remedy=error.remedy)
+    copy.__cause__ = error.__cause__
+    return copy
+
+
 class Exec:
     """The state of one exec id. Synchronous: the channel feeds it frames and it answers through `send`."""
 
@@ -64,7 +79,7 @@ class Exec:
         self.ended_at = self.started_at
         self.done = anyio.Event()
         self.running = anyio.Event()
-        self.lost: InfraError | None = None
+        self.lost: SandboxLost | None = None
         self.failure: tuple[int, str] | None = None
         self.exited: tuple[int, int, int, int, int, int] | None = None
         self.killed_by: EndReason | None = None
@@ -75,6 +90,7 @@ class Exec:
         self.stdin_credit = WINDOW
         self.stdin_open = True
         """False when the command no longer reads its input."""
+        self._stdin_ended = False
         self._send = send
         self._open = set(subs)
         self._windows = dict.fromkeys(subs, WINDOW)
@@ -110,7 +126,7 @@ class Exec:
             raise self._lie(f"sent a frame of type {kind} (sub {received.sub}) out of turn")
         return False
 
-    def lose(self, error: InfraError) -> None:
+    def lose(self, error: SandboxLost) -> None:
         """The guest is gone: whoever waits gets `error`."""
         self.lost = error
         self._finish()
@@ -161,6 +177,8 @@ class Exec:
 
     def push_stdin(self, data: memoryview) -> int:
         """Send as much of `data` as there is credit for; returns how much that was."""
+        if self._stdin_ended:
+            raise SandboxError("the command's input was closed already", field="stdin")
         sent = 0
         while sent < len(data) and self.stdin_credit and self.stdin_open:
             size = min(len(data) - sent, self.stdin_credit, PAYLOAD_MAX)
@@ -170,8 +188,9 @@ class Exec:
         return sent
 
     def end_stdin(self) -> None:
-        """Tell the command that its input has ended."""
-        if self.stdin_open:
+        """Tell the command that its input has ended. Telling it twice is fine."""
+        if self.stdin_open and not self._stdin_ended:
+            self._stdin_ended = True
             self._send(frame(FrameType.EOF, self.exec_id, STDIN))
 
     def kill(self, reason: EndReason) -> None:
@@ -185,7 +204,7 @@ class Exec:
     def result(self, stdout: Output, stderr: Output, report: bytes = b"", report_dropped: int = 0) -> ExecResult:
         """What became of it; raises what made it impossible to know."""
         if self.lost:
-            raise self.lost
+            raise again(self.lost)
         duration = self.ended_at - self.started_at
         if self.failure:
             return failed_result(self.argv, *self.failure, duration_s=duration, reason=self.killed_by)
@@ -230,7 +249,7 @@ def failed_result(
         signal=None,
         stdout=Output(),
         stderr=Output(message),
-        timed_out=False,
+        timed_out=reason is EndReason.EXEC_TIMEOUT,
         reason=reason,
         duration_s=duration_s,
     )
@@ -313,7 +332,7 @@ class GuestProcess:
                     yield _NAMES[sub], data
                 if self._state.done.is_set():
                     if self._state.lost:
-                        raise self._state.lost
+                        raise again(self._state.lost)
                     return
                 await self._news.wait()
         finally:
@@ -330,7 +349,7 @@ class GuestProcess:
         view = memoryview(data)
         while len(view):
             if self._state.lost:
-                raise self._state.lost
+                raise again(self._state.lost)
             if not self._state.stdin_open:
                 return
             view = view[self._state.push_stdin(view) :]
