@@ -124,6 +124,7 @@ def task_for(tmp_path: Path, **changes: object) -> Task:
         verifier=Verifier(kind="reward"),
         carry=Carry("patch", repo="/testbed"),
         solution=None,
+        history="scrub",
     )
     return replace(task, **changes)  # type: ignore[arg-type]
 
@@ -227,6 +228,49 @@ async def test_the_directory_the_agent_starts_in_is_scrubbed_too(store: ImageSto
     image_of(store, build)
     prepared = await prepare(task_for(tmp_path, carry=Carry("filesystem")), store=store)
     assert json.loads(prepared.labels["history:/testbed"])["removed_objects"] == 3
+
+
+async def test_a_history_that_the_task_keeps_is_counted_and_not_changed(store: ImageStore, tmp_path: Path) -> None:
+    def build(root: Path) -> None:
+        make_repository(root / "testbed")
+        git(root / "testbed", "tag", "lost", add_future(root / "testbed"))
+
+    image = image_of(store, build)
+    prepared = await prepare(task_for(tmp_path, carry=Carry("filesystem"), history="keep"), store=store)
+    assert prepared.layers == image.layers
+    assert json.loads(prepared.labels["history:/testbed"]) == {
+        "kept": True,
+        "head": json.loads(prepared.labels["history:/testbed"])["head"],
+        "objects": 6,
+        "foreign_objects": 3,
+        "foreign_refs": ["refs/tags/lost"],
+    }
+
+
+async def test_a_kept_history_that_cannot_be_judged_is_named(store: ImageStore, tmp_path: Path) -> None:
+    def build(root: Path) -> None:
+        (root / "testbed").mkdir()
+        (root / "testbed/.git").write_text("gitdir: ../elsewhere\n")
+
+    image_of(store, build)
+    prepared = await prepare(task_for(tmp_path, carry=Carry("filesystem"), history="keep"), store=store)
+    assert "linked worktree" in json.loads(prepared.labels["history:/testbed"])["not_judged"]
+
+
+def test_a_repository_without_a_commit_has_no_history(store: ImageStore, tmp_path: Path) -> None:
+    def fresh(root: Path) -> None:
+        (root / "testbed").mkdir()
+        git(root / "testbed", "init", "-q", "--template=")
+
+    scrubbed = scrub_image(image_of(store, fresh), "/testbed", store=store)
+    assert json.loads(scrubbed.labels["history:/testbed"])["objects_after"] == 0
+
+    def staged(root: Path) -> None:
+        fresh(root)
+        git(root / "testbed", "hash-object", "-w", "--stdin", stdin="the answer\n")
+
+    with pytest.raises(ConfigError, match="no commit at HEAD"):
+        scrub_image(image_of(store, staged), "/testbed", store=store)
 
 
 def test_what_cannot_be_judged_is_not_used(store: ImageStore, tmp_path: Path) -> None:

@@ -149,6 +149,23 @@ def test_test_groups_inline(make_task: MakeTask) -> None:
     assert task.carry == Carry("patch", repo="/app")
 
 
+@pytest.mark.parametrize(
+    ("table", "history", "noted"),
+    [
+        ("", "keep", False),
+        ('repo = "/app"\n', "scrub", False),
+        ('repo = "/app"\nhistory = "keep"\n', "keep", True),
+        ('history = "scrub"\n', "scrub", False),
+    ],
+)
+def test_a_declared_repository_is_scrubbed_and_any_other_may_be_the_task(
+    make_task: MakeTask, table: str, history: str, noted: bool
+) -> None:
+    task = load_task(make_task(GOOD_TOML + "[proctor]\n" + table))
+    assert task.history == history
+    assert any(note.startswith("history:") for note in task.notes) is noted
+
+
 def test_test_groups_from_a_file_with_a_patch(make_task: MakeTask) -> None:
     toml = (
         GOOD_TOML

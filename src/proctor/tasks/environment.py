@@ -22,7 +22,7 @@ from proctor.sandbox.images.manifest import MountRecord
 from proctor.sandbox.images.store import EMPTY
 from proctor.sandbox.images.tools import silent
 from proctor.sandbox.layers import LowerStack
-from proctor.tasks.history import ScrubReport, read_history, rewrite_history
+from proctor.tasks.history import ScrubReport, is_unborn, read_history, rewrite_history
 
 if TYPE_CHECKING:
     from proctor.sandbox.contract import Image, Layer
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from proctor.sandbox.images.tools import Progress
     from proctor.tasks.model import Task
 
-_PROOF_VERSION = 1
+_PROOF_VERSION = 2
 NO_REPOSITORY = '{"repository":false}'
 OPAQUE = "trusted.overlay.opaque"
 _MAX_ALTERNATES = 8
@@ -39,7 +39,8 @@ _MAX_ALTERNATES = 8
 async def prepare(task: Task, *, store: ImageStore, progress: Progress = silent) -> Image:
     """The image of `task`, built or fetched if need be, with a proven history.
 
-    The proof is in the image's label `history:<path>` (canonical JSON of a ScrubReport). Raises ConfigError when
+    The proof is in the image's label `history:<path>` (canonical JSON of a ScrubReport); a history that the task
+    keeps is counted there, and nothing is changed. Raises ConfigError when
     the task is at fault (a file is missing, a repository cannot be judged) and ImageError when the image is.
     """
     environment = task.environment
@@ -49,7 +50,10 @@ async def prepare(task: Task, *, store: ImageStore, progress: Progress = silent)
         image = await anyio.to_thread.run_sync(_add_files, task, image, store)
     for path in _repositories(task, image):
         required = path == task.carry.repo and task.base_commit is not None
-        work = partial(scrub_image, image, path, store=store, base=task.base_commit, required=required)
+        if task.history == "scrub":
+            work = partial(scrub_image, image, path, store=store, base=task.base_commit, required=required)
+        else:
+            work = partial(audit_image, image, path, store=store)
         image = await anyio.to_thread.run_sync(work)
     return image
 
@@ -101,6 +105,24 @@ def scrub_image(image: Image, path: str, *, store: ImageStore, base: str | None 
     return scrubbed
 
 
+def audit_image(image: Image, path: str, *, store: ImageStore) -> Image:
+    """`image` unchanged, with what its repository at `path` holds beyond the past of HEAD counted in the label."""
+    with LowerStack(image.layers) as stack, store.workspace() as workspace:
+        workspace.hold(image.layers)
+        try:
+            copied = _copy_repository(stack, path, workspace)
+            if copied is None:
+                label = NO_REPOSITORY
+            else:
+                history = read_history(copied.gitdir)
+                facts = {"kept": True, "head": history.head, "objects": history.objects}
+                facts |= {"foreign_objects": len(history.foreign), "foreign_refs": list(history.foreign_refs)}
+                label = canonical_json(facts).decode()
+        except ConfigError as error:
+            label = canonical_json({"kept": True, "not_judged": error.message}).decode()
+    return replace(image, labels={**image.labels, f"history:{path}": label})
+
+
 def _recall(memory: Path, image: Image, store: ImageStore) -> Image | None:
     """The image that an earlier proof gave, unless its layer has been pruned since."""
     if not memory.is_file():
@@ -124,6 +146,8 @@ def _scrub_image(image: Image, path: str, *, store: ImageStore, base: str | None
             if required:
                 raise ConfigError(f"there is no git repository at {path} in the image", field=image.ref)
             return replace(image, labels={**image.labels, f"history:{path}": NO_REPOSITORY})
+        if base is None and is_unborn(copied.gitdir):
+            return replace(image, labels={**image.labels, **_proof(path, ScrubReport("", 0, 0, 0))})
         history = read_history(copied.gitdir, base=base)
         history = replace(history, strays=tuple(sorted({*history.strays, *copied.strays})))
         if history.clean:

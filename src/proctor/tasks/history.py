@@ -189,6 +189,13 @@ def read_history(gitdir: Path, *, base: str | None = None) -> History:
     )
 
 
+def is_unborn(gitdir: Path) -> bool:
+    """Whether a repository was only just made: no commit, no reference and not one file in its object database."""
+    text = _text(gitdir / "HEAD").strip()
+    files = (path for path in (gitdir / "objects").rglob("*") if path.is_symlink() or not path.is_dir())
+    return text.startswith("ref: refs/heads/") and not _references(gitdir) and next(files, None) is None
+
+
 def scrub_history(worktree: Path, *, base: str | None = None) -> ScrubReport:
     """Leave only the base commit's past in the repository of `worktree`, rewriting it when there is more.
 

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from proctor.common import ConfigError, digest_json, digest_tree
 from proctor.tasks.findings import Findings, Source, raise_problems
@@ -207,6 +207,7 @@ class _Reader:
             metadata=_plain(config.metadata),
             base_commit=proctor.base_commit if proctor else None,
             instance_id=proctor.instance_id if proctor else None,
+            history=self._history(),
             limits=proctor.limits.model_dump(exclude_none=True) if proctor else {},
             notes=tuple(self.notes),
         )
@@ -422,6 +423,15 @@ class _Reader:
             else:
                 paths.append(artifact.source)
         return Carry(kind="paths", paths=tuple(dict.fromkeys(paths)))
+
+    def _history(self) -> Literal["scrub", "keep"]:
+        """A declared repository is scrubbed. Any other may be the task's very matter (a lost commit, a leaked key)."""
+        proctor = self.proctor
+        if proctor is None or (proctor.history is None and proctor.repo is None):
+            return "keep"
+        if proctor.history == "keep" and proctor.repo is not None:
+            self.notes.append(f"history: {proctor.repo} is left as the image has it, by choice of the task")
+        return proctor.history or "scrub"
 
     def _artifacts(self) -> None:
         if self.config.artifacts and self.config.verifier.environment_mode != "separate":

@@ -138,6 +138,8 @@ class Task:
     base_commit: str | None = None
     """The commit in the image's repository that the work starts from; None: whatever HEAD is before it starts."""
     instance_id: str | None = None
+    history: Literal["scrub", "keep"] = "keep"
+    """Whether the repository is reduced to the past of its HEAD, or left as the image has it."""
     limits: Mapping[str, float] = field(default_factory=dict)
     """Limits the task itself sets, by the field names of `AgentLimits`; what is absent is the run's choice."""
     notes: tuple[str, ...] = ()

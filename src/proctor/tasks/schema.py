@@ -304,6 +304,7 @@ class ProctorTable(Table):
     carry_paths: list[AbsolutePath] = []
     repo: AbsolutePath | None = None
     base_commit: Annotated[str, Field(pattern=r"^[0-9a-f]{7,64}$")] | None = None
+    history: Literal["scrub", "keep"] | None = None
     system: bool = False
     image: Name | None = None
     network: Literal["none"] | None = None
