@@ -391,6 +391,19 @@ async def test_missing_mount_points_are_made_and_belong_to_root(make_room: MakeR
         assert result.text.split() == ["shown", "shown", "0:0", "0:0"]
 
 
+async def test_mount_points_below_links_of_the_image_are_made_where_they_lead(
+    make_room: MakeRoom, base_layer: Path, tmp_path: Path
+) -> None:
+    layer = tmp_path / "linked"
+    (layer / "var").mkdir(parents=True)
+    (layer / "run").mkdir()
+    (layer / "var/run").symlink_to("/run")
+    (tmp_path / "shown").write_text("shown")
+    binds = (Bind(Path("/usr"), "/usr"), Bind(tmp_path / "shown", "/var/run//service/file"))
+    async with make_room(layers=(base_layer, layer), binds=binds) as room:
+        assert (await room.sh("cat /run/service/file")).text == "shown"
+
+
 async def test_a_bind_cannot_be_led_out_by_a_link_of_the_image(
     make_room: MakeRoom, base_layer: Path, tmp_path: Path
 ) -> None:

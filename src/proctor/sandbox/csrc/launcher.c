@@ -179,7 +179,7 @@ static int hand_over(struct flight *flight, const unsigned char *body, size_t si
 }
 
 /* First half of a launch. `data` is a whole LAUNCH message; the slot is consumed in any case. */
-static void launch(struct launcher *launcher, const struct slot *slot, unsigned char *data, size_t size, const int *fds,
+static void launch(struct launcher *launcher, const struct slot *slot, const unsigned char *data, size_t size, const int *fds,
                    unsigned fd_count) {
     struct failure failure = {"", 0};
     struct flight *flight = &launcher->flights[launcher->flight_count];
@@ -188,7 +188,7 @@ static void launch(struct launcher *launcher, const struct slot *slot, unsigned 
     words_start(&flight->timings);
     words_start(&flight->facts);
     words_add(&flight->facts, "devices", launcher->cgroups.confines_devices ? "filtered" : "nodev-mounts");
-    unsigned char *body = data + sizeof *header;
+    const unsigned char *body = data + sizeof *header;
     size_t body_size = size - sizeof *header;
     int bad = plan_parse(body, body_size, &plan, &failure);
     if (!bad) bad = cgroups_limit(&launcher->cgroups, slot->offer.name, &plan, &failure);
@@ -274,13 +274,11 @@ static void launch_waiting(struct launcher *launcher, const struct slot *slot, s
 /* A request of the Edge. Only its network kind is read before a slot is there; the plan is parsed once, with its slot. */
 static void handle_request(struct launcher *launcher, size_t size, int *fds, unsigned fd_count) {
     const struct message_header *header = (const struct message_header *)(const void *)inbox;
-    static unsigned char copy[MESSAGE_MAX];
     struct failure failure = {"", 0};
     struct slot slot;
     if (size <= sizeof *header || header->magic != PLAN_MAGIC || header->version != PLAN_VERSION || header->type != MESSAGE_LAUNCH)
         exit(1);
-    memcpy(copy, inbox, size);
-    if (plan_parse(copy + sizeof *header, size - sizeof *header, &plan, &failure) < 0) {
+    if (plan_parse(inbox + sizeof *header, size - sizeof *header, &plan, &failure) < 0) {
         answer(launcher, header->request, NULL, &failure);
         close_all(fds, fd_count);
         return;
@@ -468,9 +466,7 @@ int launcher_main(int control_fd) {
     prctl(PR_SET_NAME, "proctor-launch");
     signal(SIGCHLD, SIG_IGN);
     signal(SIGINT, SIG_IGN); /* Ctrl-C is for the Edge, which ends this process in its own time */
-    /* Inherited by every guest: among hundreds of busy processes in its sandbox's own cpu group it must still get its turn, or a
-     * fork bomb could not be killed in time. The guest's children go back to 0 (exec.c). No privilege, no haste. */
-    (void)setpriority(PRIO_PROCESS, 0, -20);
+    (void)setpriority(PRIO_PROCESS, 0, GUEST_NICE); /* no privilege, no haste */
     launcher.control = 3;
     launcher.last = &launcher.first;
     /* Both ends are watched: a forked copy of the Edge may hold its socket open after the Edge itself has died. */

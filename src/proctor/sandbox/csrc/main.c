@@ -12,6 +12,7 @@
 
 #include "guest.h"
 #include "launcher.h"
+#include "plan.h"
 
 static int parse_fd(const char *text) {
     char *end = NULL;
@@ -31,7 +32,7 @@ static void hide_arguments(int argc, char **argv) {
 
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "--version") == 0) {
-        printf("proctor-init plan=%d guest=1\n", 1);
+        printf("proctor-init plan=%d guest=1\n", PLAN_VERSION);
         return 0;
     }
     int fd = argc >= 3 ? parse_fd(argv[2]) : -1;

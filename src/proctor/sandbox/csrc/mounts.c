@@ -297,45 +297,39 @@ static int overlay_by_path(const struct template *template, const struct overlay
     return mount;
 }
 
-/* Makes `path` (absolute, resolved inside the new root) exist as a directory or a file to mount on. */
-static int make_target(int root, const char *path, int is_directory) {
+/* Makes one more component of a path exist: `path` is absolute and resolved inside the new root, its parent exists. */
+static int make_component(int root, char *path, int is_directory) {
     int found = sys_openat2(root, path, O_PATH, INSIDE);
     if (found >= 0) return close(found);
     if (errno != ENOENT) return -1;
+    char *slash = strrchr(path, '/');
+    *slash = '\0';
+    int parent = sys_openat2(root, slash == path ? "/" : path, O_PATH | O_DIRECTORY, INSIDE);
+    *slash = '/';
+    if (parent < 0) return -1;
+    int made = is_directory ? mkdirat(parent, slash + 1, 0755) : mknodat(parent, slash + 1, S_IFREG | 0644, 0);
+    int error = errno;
+    close(parent);
+    errno = error;
+    return made;
+}
+
+/* Makes `path` exist as a directory or a file to mount on. */
+static int make_target(int root, const char *path, int is_directory) {
+    int found = sys_openat2(root, path, O_PATH, INSIDE);
+    if (found >= 0) return close(found);
     char part[4096];
     size_t length = strlen(path);
     if (length >= sizeof part) return errno = ENAMETOOLONG, -1;
     memcpy(part, path, length + 1);
-    int at = fcntl(root, F_DUPFD_CLOEXEC, 3);
-    for (char *name = part; at >= 0 && name != NULL;) {
-        name += strspn(name, "/");
-        char *slash = strchr(name, '/');
-        if (slash != NULL) *slash = '\0';
-        /* ".." is never needed in a target; the last component decides between file and directory. */
-        if (strcmp(name, "..") == 0) {
-            close(at);
-            return errno = EINVAL, -1;
-        }
-        int is_last = slash == NULL;
-        if (*name != '\0') {
-            int made = is_last && !is_directory ? mknodat(at, name, S_IFREG | 0644, 0) : mkdirat(at, name, 0755);
-            if (made < 0 && errno != EEXIST) {
-                int error = errno;
-                close(at);
-                return errno = error, -1;
-            }
-            if (!is_last) {
-                int next = sys_openat2(at, name, O_PATH | O_DIRECTORY, RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH);
-                int error = errno;
-                close(at);
-                errno = error;
-                at = next;
-            }
-        }
-        name = is_last ? NULL : slash + 1;
+    while (length > 1 && part[length - 1] == '/') part[--length] = '\0';
+    for (char *slash = strchr(part + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        int bad = slash[-1] != '/' && make_component(root, part, 1) < 0;
+        *slash = '/';
+        if (bad) return -1;
     }
-    if (at < 0) return -1;
-    return close(at);
+    return make_component(root, part, is_directory);
 }
 
 static int make_targets(const struct plan *plan, const struct root_mounts *mounts, struct failure *failure) {
@@ -474,10 +468,9 @@ static int mask_proc(void) {
     return 0;
 }
 
-int mounts_stage(const struct template *template, struct failure *failure) {
+int mounts_stage(struct failure *failure) {
     static const char *const none[] = {NULL, NULL};
     static const char *const devpts[] = {"newinstance", NULL, "gid", "5", "mode", "620", "ptmxmode", "666", NULL, NULL};
-    (void)template;
     if (sys_mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0) return fail(failure, "private", errno);
     int proc = new_mount("proc", none, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
     if (proc < 0 || sys_move_mount(proc, "", AT_FDCWD, "/stage/proc", MOVE_MOUNT_F_EMPTY_PATH) < 0)

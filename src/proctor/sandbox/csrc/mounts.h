@@ -30,7 +30,7 @@ int mounts_build_root(const struct template *template, const struct plan *plan, 
 void mounts_close(struct root_mounts *mounts);
 
 /* In the slot, before its plan is known: /stage/proc (masked) and /stage/dev. */
-int mounts_stage(const struct template *template, struct failure *failure);
+int mounts_stage(struct failure *failure);
 
 /* In the slot: attaches everything, pivots, leaves nothing of the old root. */
 int mounts_enter_root(const struct plan *plan, int root, const int *binds, struct failure *failure);

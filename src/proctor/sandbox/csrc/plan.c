@@ -26,7 +26,7 @@ enum config_tag { TAG_EDGE = 1, TAG_CGROUP = 2, TAG_NUMBERS = 3 };
 
 struct field {
     unsigned tag;
-    unsigned char *bytes;
+    const unsigned char *bytes;
     uint32_t length;
 };
 
@@ -37,7 +37,7 @@ static uint64_t get(const unsigned char *bytes, unsigned count) {
 }
 
 /* Takes the next field off `*data`. Returns 1, 0 at the end, -1 when the message is malformed. */
-static int next_field(unsigned char **data, size_t *left, struct field *field) {
+static int next_field(const unsigned char **data, size_t *left, struct field *field) {
     if (*left == 0) return 0;
     if (*left < 6) return -1;
     field->tag = (unsigned)get(*data, 2);
@@ -153,7 +153,7 @@ static int parse_plan_field(const struct field *field, struct plan *plan) {
     }
 }
 
-int plan_parse(unsigned char *data, size_t size, struct plan *plan, struct failure *failure) {
+int plan_parse(const unsigned char *data, size_t size, struct plan *plan, struct failure *failure) {
     memset(plan, 0, sizeof *plan);
     struct field field;
     int more;
@@ -191,7 +191,7 @@ static int parse_config_field(const struct field *field, struct config *config) 
     return -1;
 }
 
-int config_parse(unsigned char *data, size_t size, struct config *config, struct failure *failure) {
+int config_parse(const unsigned char *data, size_t size, struct config *config, struct failure *failure) {
     memset(config, 0, sizeof *config);
     struct field field;
     int more;

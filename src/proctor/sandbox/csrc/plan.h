@@ -94,9 +94,9 @@ struct config {
     uint32_t guest_uid;
 };
 
-/* Both keep pointers into `data`, which must be writable (texts are terminated in place) and must outlive the result. */
-int plan_parse(unsigned char *data, size_t size, struct plan *plan, struct failure *failure);
-int config_parse(unsigned char *data, size_t size, struct config *config, struct failure *failure);
+/* Both keep pointers into `data`, which must outlive the result. */
+int plan_parse(const unsigned char *data, size_t size, struct plan *plan, struct failure *failure);
+int config_parse(const unsigned char *data, size_t size, struct config *config, struct failure *failure);
 
 /* A text of `name=value` words that grows until it is full; what does not fit is left out whole. */
 struct words {

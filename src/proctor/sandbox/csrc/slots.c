@@ -27,7 +27,7 @@
 #include "sys.h"
 
 #define RANGES_MAX 16384
-#define FILES_MAX 16384 /* open files of a sandboxed process, whatever the Edge was started with */
+#define FILES_MAX 16384 /* open files of a sandboxed process, if the Edge itself may have as many */
 
 struct clone_arguments { /* struct clone_args of <linux/sched.h>, which clashes with <sched.h> in older C libraries */
     uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup;
@@ -135,18 +135,21 @@ static struct sock_filter slot_filter[SECCOMP_MAX];
 static struct plan slot_plan;
 
 /* Everything that needs no plan, done while the slot waits in the pool. */
-static int slot_prepare(const struct template *template, struct slot_reply *reply, struct failure *failure) {
-    const struct rlimit no_core = {NO_CORE, NO_CORE}, files = {FILES_MAX, FILES_MAX};
+static int slot_prepare(struct failure *failure) {
+    const struct rlimit no_core = {NO_CORE, NO_CORE};
+    struct rlimit files;
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0) return fail(failure, "death-signal", errno);
     if (prctl(PR_SET_DUMPABLE, 0) < 0) return fail(failure, "dumpable", errno);
     if (setrlimit(RLIMIT_CORE, &no_core) < 0) return fail(failure, "core-limit", errno);
+    if (getrlimit(RLIMIT_NOFILE, &files) < 0) return fail(failure, "files-limit", errno);
+    if (files.rlim_max > FILES_MAX) files.rlim_max = FILES_MAX;
+    files.rlim_cur = files.rlim_max;
     if (setrlimit(RLIMIT_NOFILE, &files) < 0) return fail(failure, "files-limit", errno);
     umask(022);
     /* Only now, inside its own groups: a cgroup namespace starts where its maker is. */
     if (unshare(CLONE_NEWCGROUP) < 0) return fail(failure, "cgroup-namespace", errno);
-    if (mounts_stage(template, failure) < 0) return -1;
+    if (mounts_stage(failure) < 0) return -1;
     prctl(PR_SET_NAME, "proctor-guest");
-    (void)reply;
     return 0;
 }
 
@@ -157,7 +160,7 @@ static int slot_become(int root, const int *binds, struct failure *failure) {
     return 0;
 }
 
-static _Noreturn void slot_main(const struct template *template, int control, const struct slot_groups *groups) {
+static _Noreturn void slot_main(int control, const struct slot_groups *groups) {
     struct failure failure = {"", 0};
     struct slot_reply reply = {0};
     int fds[MESSAGE_FDS_MAX];
@@ -171,7 +174,7 @@ static _Noreturn void slot_main(const struct template *template, int control, co
     int cgroup = kept[1];
     /* The stocker says go when ids are mapped. */
     if (packet_receive(control, &go, 1, fds, &fd_count) != 1) _exit(1);
-    if (!bad) bad = slot_prepare(template, &reply, &failure);
+    if (!bad) bad = slot_prepare(&failure);
     long size = packet_receive(control, slot_message, sizeof slot_message, fds, &fd_count);
     if (size <= 0) _exit(0); /* the launcher is gone, or never needed this slot */
     if (!bad) bad = plan_parse(slot_message, (size_t)size, &slot_plan, &failure);
@@ -182,7 +185,10 @@ static _Noreturn void slot_main(const struct template *template, int control, co
         snprintf(reply.step, sizeof reply.step, "%s", failure.step);
     }
     int channel[3] = {fd_count > 1 ? fds[1] : -1, cgroup, control};
-    if (!bad && keep_only(channel, 3) < 0) bad = reply.error = errno;
+    if (!bad && keep_only(channel, 3) < 0) {
+        bad = reply.error = errno;
+        snprintf(reply.step, sizeof reply.step, "descriptors");
+    }
     if (packet_send(channel[2], &reply, sizeof reply, NULL, 0) < 0 || bad) _exit(1);
     close(channel[2]);
     memcpy(slot_filter, slot_plan.seccomp, slot_plan.seccomp_count * sizeof *slot_filter);
@@ -312,7 +318,7 @@ static int spawn(struct stocker *stocker, struct draft *draft, struct failure *f
         .cgroup = (uint64_t)draft->groups.unified,
     };
     pid_t pid = (pid_t)syscall(SYS_clone3, &arguments, sizeof arguments);
-    if (pid == 0) slot_main(stocker->setup->template, draft->control[1], &draft->groups);
+    if (pid == 0) slot_main(draft->control[1], &draft->groups);
     int error = errno;
     close(draft->control[1]);
     if (pid < 0) {
@@ -329,6 +335,7 @@ static int introduce(struct stocker *stocker, struct draft *draft, struct failur
     int bad = write_maps(draft->offer.pid, draft->offer.uid_base, failure), userns = -1;
     if (!bad && packet_send(draft->control[0], "g", 1, NULL, 0) < 0) bad = fail(failure, "go", errno);
     if (!bad && (userns = open_user_namespace(draft->offer.pid)) < 0) bad = fail(failure, "user-namespace", errno);
+    (void)setpriority(PRIO_PROCESS, (id_t)draft->offer.pid, GUEST_NICE); /* no privilege, no haste */
     const int fds[3] = {draft->control[0], draft->pidfd, userns};
     if (!bad && packet_send(stocker->setup->request_fd, &draft->offer, sizeof draft->offer, fds, 3) < 0) _exit(1);
     if (bad) sys_pidfd_send_signal(draft->pidfd, SIGKILL);
@@ -398,6 +405,7 @@ static _Noreturn void stocker_main(const struct stocker_setup *setup) {
     for (unsigned i = 0; i < sizeof setup->foreign / sizeof *setup->foreign; i++) close(setup->foreign[i]);
     signal(SIGCHLD, SIG_IGN); /* slots are reaped by the kernel; pidfds tell of their deaths */
     prctl(PR_SET_NAME, "proctor-stocker");
+    (void)setpriority(PRIO_PROCESS, 0, 0);
     stocker.host_network = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
     stocker.deaths = epoll_create1(EPOLL_CLOEXEC);
     struct epoll_event event = {.events = EPOLLIN, .data.u32 = UINT32_MAX};

@@ -26,8 +26,11 @@ struct slot_offer {
 struct slot_reply {
     int32_t error;
     char step[32];
-    char facts[256];
 };
+
+/* The guest's: among hundreds of busy processes in its sandbox's own cpu group it must still get its turn, or a fork bomb could
+ * not be killed in time. The guest's children go back to 0 (exec.c). The launcher has it too, the stocker does not. */
+#define GUEST_NICE (-20)
 
 struct stocker_setup {
     const struct config *config;
