@@ -335,7 +335,6 @@ static int introduce(struct stocker *stocker, struct draft *draft, struct failur
     int bad = write_maps(draft->offer.pid, draft->offer.uid_base, failure), userns = -1;
     if (!bad && packet_send(draft->control[0], "g", 1, NULL, 0) < 0) bad = fail(failure, "go", errno);
     if (!bad && (userns = open_user_namespace(draft->offer.pid)) < 0) bad = fail(failure, "user-namespace", errno);
-    (void)setpriority(PRIO_PROCESS, (id_t)draft->offer.pid, GUEST_NICE); /* no privilege, no haste */
     const int fds[3] = {draft->control[0], draft->pidfd, userns};
     if (!bad && packet_send(stocker->setup->request_fd, &draft->offer, sizeof draft->offer, fds, 3) < 0) _exit(1);
     if (bad) sys_pidfd_send_signal(draft->pidfd, SIGKILL);
@@ -405,7 +404,6 @@ static _Noreturn void stocker_main(const struct stocker_setup *setup) {
     for (unsigned i = 0; i < sizeof setup->foreign / sizeof *setup->foreign; i++) close(setup->foreign[i]);
     signal(SIGCHLD, SIG_IGN); /* slots are reaped by the kernel; pidfds tell of their deaths */
     prctl(PR_SET_NAME, "proctor-stocker");
-    (void)setpriority(PRIO_PROCESS, 0, 0);
     stocker.host_network = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
     stocker.deaths = epoll_create1(EPOLL_CLOEXEC);
     struct epoll_event event = {.events = EPOLLIN, .data.u32 = UINT32_MAX};

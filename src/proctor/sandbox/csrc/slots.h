@@ -29,7 +29,8 @@ struct slot_reply {
 };
 
 /* The guest's: among hundreds of busy processes in its sandbox's own cpu group it must still get its turn, or a fork bomb could
- * not be killed in time. The guest's children go back to 0 (exec.c). The launcher has it too, the stocker does not. */
+ * not be killed in time. The guest's children go back to 0 (exec.c). Launcher and stocker have it too: sandboxes can be made
+ * on a machine that is busy with sandboxes. */
 #define GUEST_NICE (-20)
 
 struct stocker_setup {
