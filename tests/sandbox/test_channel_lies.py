@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
 import socket
 import struct
@@ -184,6 +185,40 @@ async def test_a_flood_leaves_no_more_in_memory_than_was_asked_for() -> None:
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert peak < 8 << 20
+
+
+@pytest.mark.parametrize(
+    ("step", "number", "expected"),
+    [
+        ("exec", errno.ENOENT, (127, None)),
+        ("exec", errno.EACCES, (126, None)),
+        ("user", errno.ENOENT, (126, None)),
+        ("clone", errno.EAGAIN, (126, EndReason.PIDS)),
+        ("clone", errno.ENOMEM, (126, EndReason.OOM)),
+        ("cgroup", errno.ENOMEM, (126, EndReason.OOM)),
+        ("cgroup", errno.EPERM, None),
+        ("seccomp", errno.EINVAL, None),
+        ("table", errno.EAGAIN, None),
+    ],
+)
+async def test_only_what_the_candidate_cannot_cause_is_a_fault_of_the_machinery(
+    step: str, number: int, expected: tuple[int, EndReason | None] | None
+) -> None:
+    outcomes: list[object] = []
+
+    async with liar() as (guest, channel), anyio.create_task_group() as tasks:
+
+        async def waiter() -> None:
+            try:
+                result = await channel.exec(["/bin/x"], env={})
+                outcomes.append((result.exit_code, result.reason))
+            except InfraError as error:
+                outcomes.append(None if step in error.message else error)
+
+        tasks.start_soon(waiter)
+        await guest.hear()
+        await guest.say(frame(FrameType.FAILED, 1, 0, U32.pack(number) + step.encode()))
+    assert outcomes == [expected]
 
 
 async def test_a_guest_that_hangs_up_is_lost() -> None:

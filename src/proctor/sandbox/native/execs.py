@@ -234,14 +234,16 @@ def failed_result(
     """The result of a command that could not be run, as a shell would put it: 127 = not found, 126 = not executable.
 
     Only what depends on the sandbox's content becomes a result (a missing program, directory or user: the candidate can
-    cause those at will); a step that is the machinery's own raises InfraError.
+    cause those at will, and it can use up memory); a step that is the machinery's own raises InfraError.
     """
-    if step in _INFRA_STEPS:
+    if step in _INFRA_STEPS and error != errno.ENOMEM:
         raise InfraError(f"the guest could not start a command: {step}: {os.strerror(error)}")
     what = f"{step}: {argv[0]}" if step == "exec" and argv else step
     message = f"proctor: {what}: {os.strerror(error)}\n".encode("utf-8", "surrogateescape")
     if step == "clone" and error == errno.EAGAIN:
         reason = reason or EndReason.PIDS
+    if error == errno.ENOMEM:
+        reason = reason or EndReason.OOM
     code = 127 if step == "exec" and error == errno.ENOENT else 126
     return ExecResult(
         argv=argv,
