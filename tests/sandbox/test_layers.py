@@ -166,6 +166,40 @@ def test_a_tree_deeper_than_the_descriptor_limit_is_walked(upper: int) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def deep(root: int, levels: int, content: bytes) -> None:
+    """A file so far down that no path can say it."""
+    here = os.dup(root)
+    for _ in range(levels):
+        os.mkdir("directory", dir_fd=here)
+        below = os.open("directory", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    file = os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=here)
+    os.write(file, content)
+    os.close(file)
+    os.close(here)
+
+
+def test_layers_deeper_than_a_path_can_say_are_compared(upper: int, tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    below = os.open(tmp_path / "deep", os.O_RDONLY)
+    deep(below, 1000, b"before")
+    deep(upper, 1000, b"after it")
+    (entry,) = layers.diff(upper, [Layer(tmp_path / "deep")])
+    assert (entry.change, entry.path.count("/")) == ("modified", 1001)
+    for place_of in (upper, below):
+        subprocess.run(["rm", "-rf", "directory"], cwd=place(place_of), check=True)
+    os.close(below)
+
+
+def test_terabytes_of_nothing_are_not_read_to_be_compared(upper: int, tmp_path: Path) -> None:
+    for folder in (place(upper), tmp_path):
+        with open(folder / "giant", "wb") as file:
+            file.truncate(1 << 40)
+        os.utime(folder / "giant", (0, 0))
+    assert brief(layers.diff(upper, [Layer(tmp_path)])) == [("/giant", "modified")]
+
+
 def test_a_directory_moved_during_the_walk_is_an_error_not_a_detour(upper: int) -> None:
     root = place(upper)
     path = root

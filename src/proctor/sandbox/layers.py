@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from proctor.sandbox._walk import Entry, Walk, is_opaque, is_whiteout
@@ -32,6 +32,9 @@ _KINDS: dict[int, Kind] = {
     stat.S_IFBLK: "block",
 }
 _CHUNK = 1 << 20
+_PATH_AT_ONCE = 4000
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def kind_of(mode: int) -> Kind:
@@ -84,7 +87,8 @@ class LowerStack:
         makers: list[int] = []
         for root in within:
             try:
-                info = os.stat(path, dir_fd=root, follow_symlinks=False)
+                with _reach(root, path) as (directory, name):
+                    info = os.stat(name, dir_fd=directory, follow_symlinks=False)
             except FileNotFoundError:
                 continue
             if is_whiteout(info) or (top is not None and not stat.S_ISDIR(info.st_mode)):
@@ -103,24 +107,45 @@ class LowerStack:
         shown: set[str] = set()
         hidden: set[str] = set()
         for root in within:
-            descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
-            try:
+            with _opened(root, path or ".", _DIRECTORY) as descriptor:
                 for name in os.listdir(descriptor):
                     if name in shown or name in hidden:
                         continue
                     info = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
                     (hidden if is_whiteout(info) else shown).add(name)
-            finally:
-                os.close(descriptor)
         return sorted(shown, key=os.fsencode)
 
     @staticmethod
     def _opaque(root: int, path: str) -> bool:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
-        try:
+        with _opened(root, path, _DIRECTORY) as descriptor:
             return is_opaque(descriptor)
-        finally:
-            os.close(descriptor)
+
+
+@contextmanager
+def _reach(root: int, path: str) -> Iterator[tuple[int, str]]:
+    """A directory and a name in it that together are `path` below `root`: the kernel takes 4 KiB of path at a time."""
+    directory, rest = root, path
+    try:
+        while len(os.fsencode(rest)) > _PATH_AT_ONCE:
+            cut = rest.rfind("/", 0, _PATH_AT_ONCE // 4)
+            below = os.open(rest[:cut], _DIRECTORY, dir_fd=directory)
+            if directory != root:
+                os.close(directory)
+            directory, rest = below, rest[cut + 1 :]
+        yield directory, rest
+    finally:
+        if directory != root:
+            os.close(directory)
+
+
+@contextmanager
+def _opened(root: int, path: str, flags: int) -> Iterator[int]:
+    with _reach(root, path) as (directory, name):
+        descriptor = os.open(name, flags, dir_fd=directory)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def diff(upper: int, layers: Sequence[Layer]) -> list[DiffEntry]:
@@ -174,14 +199,9 @@ def _hidden(lower: LowerStack, entry: Entry, makers: tuple[int, ...]) -> Iterato
 
 
 def _children(entry: Entry) -> Iterator[tuple[str, bool]]:
-    descriptor = os.open(
-        entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=entry.directory
-    )
-    try:
+    with _opened(entry.directory, entry.name, _DIRECTORY) as descriptor:
         for name in os.listdir(descriptor):
             yield name, not is_whiteout(os.stat(name, dir_fd=descriptor, follow_symlinks=False))
-    finally:
-        os.close(descriptor)
 
 
 def _entry(entry: Entry, change: Literal["added", "modified"]) -> DiffEntry:
@@ -204,19 +224,17 @@ def _same(entry: Entry, before: os.stat_result, holder: int) -> bool:
     if now.st_size != before.st_size or now.st_rdev != before.st_rdev:
         return False
     if stat.S_ISLNK(now.st_mode):
-        return os.readlink(entry.name, dir_fd=entry.directory) == os.readlink(entry.path, dir_fd=holder)
+        with _reach(holder, entry.path) as (directory, name):
+            return os.readlink(entry.name, dir_fd=entry.directory) == os.readlink(name, dir_fd=directory)
     if not stat.S_ISREG(now.st_mode):
         return True
-    return now.st_mtime_ns == before.st_mtime_ns and _same_bytes(entry, holder)
+    # A file with holes may be terabytes of nothing, which is not worth reading: call it modified.
+    has_holes = now.st_blocks * 512 < now.st_size
+    return now.st_mtime_ns == before.st_mtime_ns and not has_holes and _same_bytes(entry, holder)
 
 
 def _same_bytes(entry: Entry, holder: int) -> bool:
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with ExitStack() as stack:
-        ours = os.open(entry.name, flags, dir_fd=entry.directory)
-        stack.callback(os.close, ours)
-        theirs = os.open(entry.path, flags, dir_fd=holder)
-        stack.callback(os.close, theirs)
+    with _opened(entry.directory, entry.name, _FILE) as ours, _opened(holder, entry.path, _FILE) as theirs:
         while True:
             mine, other = os.read(ours, _CHUNK), os.read(theirs, _CHUNK)
             if mine != other:
