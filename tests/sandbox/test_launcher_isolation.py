@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -178,6 +179,48 @@ except OSError as error: print(error.errno)
 """
     )
     assert result.text.split() == ["lo", "connected", "101"]
+
+
+async def test_ping_works_without_privilege(room: Room) -> None:
+    program = """
+import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP); s.settimeout(5)
+s.sendto(bytes([8, 0, 0, 0, 0, 0, 0, 1]), ("127.0.0.1", 0)); print(s.recv(64)[0])
+try: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP); print("raw")
+except PermissionError: print("no raw sockets")
+"""
+    result = await room.python(program, user="1000:1000")
+    assert result.text.splitlines() == ["0", "no raw sockets"]
+
+
+async def test_abstract_sockets_of_the_machine_are_out_of_reach(room: Room) -> None:
+    name = f"\0proctor-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(name)
+        server.listen()
+        result = await room.python(f"import socket; socket.socket(socket.AF_UNIX).connect({name!r})")
+    assert "ConnectionRefusedError" in result.error_text
+
+
+async def test_sandboxes_do_not_see_each_other(make_room: MakeRoom) -> None:
+    server = """
+import socket, time
+tcp = socket.create_server(("127.0.0.1", 8080))
+abstract = socket.socket(socket.AF_UNIX); abstract.bind("\\0sibling"); abstract.listen()
+open("/tmp/ready", "w").close(); time.sleep(30)
+"""
+    client = """
+import socket, subprocess
+for family, address in ((socket.AF_INET, ("127.0.0.1", 8080)), (socket.AF_UNIX, "\\0sibling")):
+    try: socket.socket(family).connect(address); print("connected")
+    except ConnectionRefusedError: print("refused")
+print(subprocess.run(["ps", "-e", "-o", "comm="], capture_output=True, text=True).stdout.count("python3"))
+"""
+    async with make_room() as one, make_room() as two:
+        await one.channel.start(["/usr/bin/python3", "-c", server], env={})
+        while not (await one.sh("test -e /tmp/ready")).ok:
+            pass
+        assert (await two.python(client)).text.split() == ["refused", "refused", "1"]
 
 
 async def test_the_network_cannot_be_changed(room: Room) -> None:
