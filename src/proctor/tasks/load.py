@@ -175,7 +175,8 @@ class _Reader:
         self.proctor: ProctorTable | None = config.proctor
         self.notes: list[str] = []
 
-    def task(self, overlay: Mapping[str, Any] | None) -> Task | None:
+    def task(self, overlay: Mapping[str, Any] | None) -> Task:
+        """The task as far as it can be made; only to be used when nothing was found to be wrong."""
         config, proctor = self.config, self.proctor
         forced = proctor is not None and proctor.network == "none"
         self.notes += network_notes(config, self.findings, forced=forced)
