@@ -6,6 +6,7 @@ import textwrap
 from dataclasses import replace
 from typing import Any, TYPE_CHECKING
 
+import anyio
 import pytest
 
 from proctor.grading import Collected, Grade, GradeOptions, collect, grade
@@ -203,6 +204,76 @@ async def test_prediction_that_does_not_apply(edge: Edge, image: Image, tmp_path
     result = await grade(groups_task(tmp_path, image), Collected.from_patch(text), image=image, edge=edge)
     assert result.verdict == "unresolved"
     assert "patch" in result.error
+
+
+async def test_odd_names_are_carried_whole(edge: Edge, image: Image, tmp_path: Path) -> None:
+    script = r"""
+        touch "$(printf 'new\nline')" "$(printf 'byte\377')" ' space ' "quo'te" 'b\\s'; mkdir -p a/b/c; echo x > a/b/c/d
+        printf '\000\377' > binary; chmod 755 binary; rm link; mv tests moved
+        """
+    collected, result = await attempt(edge, image, groups_task(tmp_path, image), script + solve())
+    names = {c.path for c in collected.changes or ()}
+    assert {"new\nline", "byte\udcff", " space ", "quo'te", "b\\\\s", "a/b/c/d", "binary", "link", "calc.py"} <= names
+    assert {"tests/test_add.py", "moved/test_add.py"} <= names
+    assert result.verdict == "resolved", result
+
+
+async def test_too_much_to_carry_is_unresolved(edge: Edge, image: Image, tmp_path: Path) -> None:
+    collected, result = await attempt(edge, image, groups_task(tmp_path, image), "truncate -s 80M big\n" + solve())
+    assert collected.problem
+    assert (result.verdict, result.rooms) == ("unresolved", 0)
+
+
+@pytest.mark.parametrize(
+    ("runner", "command", "expected"),
+    [
+        ("command", "python3 -c 'import calc, sys; sys.exit(calc.add(int(sys.argv[1]), 1) != 3)' {id}", "2"),
+        ("junit", "python3 write_junit.py {junit}", "m::add"),
+    ],
+)
+async def test_other_runners(
+    edge: Edge, image: Image, tmp_path: Path, runner: str, command: str, expected: str
+) -> None:
+    task = groups_task(tmp_path, image, runner=runner, command=command, fail_to_pass=(expected,), pass_to_pass=())
+    (tmp_path / "files" / "write_junit.py").write_text(
+        "import calc, sys\nbad = '' if calc.add(1, 2) == 3 else '<failure/>'\n"
+        "open(sys.argv[1], 'w').write(f'<x><testcase classname=\"m\" name=\"add\">{bad}</testcase></x>')\n"
+    )
+    _, good = await attempt(edge, image, task, solve())
+    _, null = await attempt(edge, image, task, "true")
+    assert (good.verdict, null.verdict) == ("resolved", "unresolved"), (good, null)
+
+
+async def test_prediction_for_a_task_with_a_reward_file(edge: Edge, image: Image, tmp_path: Path) -> None:
+    text = "--- a/calc.py\n+++ b/calc.py\n@@ -1,2 +1,3 @@\n def add(a, b):\n-    return a - b\n+    return a + b\n+print(add(1, 2))\n"
+    task = reward_task(tmp_path, Carry("patch", repo="/app"))
+    right = await grade(task, Collected.from_patch(text), image=image, edge=edge)
+    empty = await grade(task, Collected.from_patch(""), image=image, edge=edge)
+    wrong = await grade(task, Collected.from_patch(text.replace("a - b", "a * b")), image=image, edge=edge)
+    assert [r.verdict for r in (right, empty, wrong)] == ["resolved", "unresolved", "unresolved"]
+
+
+async def test_a_deliverable_that_cannot_be_placed_is_unresolved(edge: Edge, image: Image, tmp_path: Path) -> None:
+    task = groups_task(tmp_path, image)
+    small = replace(task, environment=replace(task.environment, storage_mb=8))
+    _, result = await attempt(edge, image, small, "head -c 30000000 /dev/urandom > big\n" + solve())
+    assert (result.verdict, result.infra) == ("unresolved", False), result
+
+
+async def test_a_room_that_cannot_be_made_is_the_machinerys_fault(edge: Edge, image: Image, tmp_path: Path) -> None:
+    broken = replace(image, layers=(Layer(path=tmp_path / "gone"),))
+    result = await grade(groups_task(tmp_path, image), Collected.from_patch("x"), image=broken, edge=edge)
+    assert (result.verdict, result.infra, result.resolved) == ("error", True, None)
+
+
+async def test_cancelling_a_grade_closes_its_room(edge: Edge, image: Image, tmp_path: Path) -> None:
+    task = groups_task(tmp_path, image)
+    (tmp_path / "files" / "tests" / "test_add.py").write_text("import time\ntime.sleep(60)\n")
+    with anyio.move_on_after(1.0):
+        await grade(task, Collected.from_patch("--- a/n\n+++ b/n\n@@ -0,0 +1 @@\n+x\n"), image=image, edge=edge)
+    with anyio.fail_after(10):
+        while any(box.spec.labels.get("proctor.purpose") == "grading" for box in edge.boxes):
+            await anyio.sleep(0.02)
 
 
 async def test_program_that_is_not_there_is_the_verifiers_error(edge: Edge, image: Image, tmp_path: Path) -> None:

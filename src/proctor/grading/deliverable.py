@@ -49,6 +49,11 @@ class Collected:
     problem: str = ""
     """Why nothing could be taken although the machinery worked (too large, too many files): unresolved."""
 
+    @property
+    def is_empty_prediction(self) -> bool:
+        """Whether this is a prediction without a patch; such a one is never run."""
+        return self.kind == "patch" and self.changes is None and not (self.patch or "").strip()
+
     @classmethod
     def from_patch(cls, text: str) -> Collected:
         """A patch made elsewhere, such as `model_patch` of a prediction."""

@@ -11,6 +11,7 @@ import anyio
 import anyio.to_thread
 
 from proctor.common import ConfigError, InfraError
+from proctor.grading.collect import repository_of
 from proctor.grading.compat import verdict_of
 from proctor.grading.contract import CompatVerdict, Grade, GradeFinding, TestOutcome
 from proctor.grading.deliverable import dropped_findings, listing
@@ -20,7 +21,8 @@ from proctor.grading.protect import Protection
 from proctor.grading.room import Rooms, make_tester, place_changes, place_toolkit
 from proctor.grading.sanitise import Policy, apply_plan, read_plan
 from proctor.grading.suite import SuiteRun, compat_verdict, run_suite
-from proctor.grading.workspace import Applied, TestsDoNotApply, bring_tests, bring_work, shut
+from proctor.grading.workspace import Applied, TestsDoNotApply, bring_patch, bring_tests, bring_work, shut
+from proctor.sandbox.contract import FileError, SandboxError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -57,7 +59,7 @@ async def grade(
     examiner = _Examiner(task, collected, Rooms(task, image, edge), options)
     try:
         result = await examiner.grade()
-    except InfraError as error:
+    except (InfraError, SandboxError) as error:
         result = examiner.failed(error.line(), infra=True)
     except (ConfigError, TestsDoNotApply) as error:
         result = examiner.failed(str(error), infra=False)
@@ -71,6 +73,19 @@ async def grade(
         rooms=examiner.rooms.opened,
         receipts=tuple(examiner.rooms.receipts),
     )
+
+
+class WorkRefused(Exception):
+    """The deliverable cannot be brought into a room. The candidate made it so; the machinery is not to blame."""
+
+
+@asynccontextmanager
+async def placing() -> AsyncIterator[None]:
+    """While the deliverable is put in place, a file operation that fails is on the candidate's account."""
+    try:
+        yield
+    except FileError as error:
+        raise WorkRefused(f"the deliverable cannot be placed: {error}") from error
 
 
 class _Examiner:
@@ -104,12 +119,17 @@ class _Examiner:
     async def grade(self) -> Grade:
         if self.collected.problem:
             return self.unresolved_unrun(self.collected.problem)
-        if self.task.verifier.kind == "reward":
-            return await self.by_reward()
-        spec = self.task.verifier.tests
-        if spec is None:
-            raise ConfigError("the task has no test groups", field="proctor.tests")
-        return await self.by_tests(spec)
+        if self.collected.is_empty_prediction:
+            return self.unresolved_unrun("the patch is empty")
+        try:
+            if self.task.verifier.kind == "reward":
+                return await self.by_reward()
+            spec = self.task.verifier.tests
+            if spec is None:
+                raise ConfigError("the task has no test groups", field="proctor.tests")
+            return await self.by_tests(spec)
+        except WorkRefused as error:
+            return self.unresolved_unrun(str(error))
 
     def unresolved_unrun(self, why: str, *, applied: bool = False) -> Grade:
         """Unresolved without running anything; the compat verdict says the same."""
@@ -162,24 +182,30 @@ class _Examiner:
             # A re-run carries the same; say it once.
             self.findings.extend(f for f in dropped_findings(plan.dropped) if f not in self.findings)
             async with self.rooms.open(layers=(collected.layer,)) as box:
-                await apply_plan(box, plan, self.rooms.image.layers)
+                async with placing():
+                    await apply_plan(box, plan, self.rooms.image.layers)
                 yield box
             return
         async with self.rooms.open() as box:
-            root = "" if collected.kind == "paths" else (self.task.carry.repo or self.rooms.workdir).rstrip("/")
-            changes = collected.changes or ()
-            await place_changes(box, root, [replace(c, path=c.path.lstrip("/")) for c in changes])
+            async with placing():
+                await self.place(box)
             yield box
+
+    async def place(self, box: Sandbox) -> None:
+        """Bring collected states, or a prediction's patch, into a room that is graded by a reward file."""
+        collected = self.collected
+        if collected.changes is None:
+            applied = await bring_patch(self.rooms, box, collected.patch or "")
+            self.carried["applied"] = applied.how or "no"
+            if not applied.how:
+                raise WorkRefused(applied.detail)
+            return
+        root = "" if collected.kind == "paths" else repository_of(self.task, self.rooms.image.workdir)
+        await place_changes(box, root, [replace(c, path=c.path.lstrip("/")) for c in collected.changes])
 
     # --- test groups ------------------------------------------------------------------------------------------------
 
     async def by_tests(self, spec: TestSpec) -> Grade:
-        if (
-            self.collected.kind == "patch"
-            and self.collected.changes is None
-            and not (self.collected.patch or "").strip()
-        ):
-            return self.unresolved_unrun("the patch is empty")
         applied, first = await self.run_once(spec)
         if first is None:
             self.carried["applied"] = applied.how or "no"
@@ -207,7 +233,8 @@ class _Examiner:
         """One run of the group in a room of its own; None when the patch did not go in."""
         if self.collected.kind in ("patch",):
             async with self.rooms.open() as box:
-                applied = await bring_work(self.rooms, box, self.collected, spec)
+                async with placing():
+                    applied = await bring_work(self.rooms, box, self.collected, spec)
                 if not applied.how:
                     return applied, None
                 return applied, await self.run_in(box, spec)
@@ -218,10 +245,13 @@ class _Examiner:
         await bring_tests(self.rooms, box, spec)
         await place_toolkit(box)
         user = self.options.user or self.task.verifier.user
+        own: dict[str, str] = {}
         if user is None:
             user = await make_tester(box)
             await shut(box, spec.cwd)
-        env = {**self.rooms.image.env, **self.task.environment.env, **self.task.verifier.env, **spec.env}
+            # The workspace is root's, which git would take for a trap.
+            own = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
+        env = {**own, **self.rooms.image.env, **self.task.environment.env, **self.task.verifier.env, **spec.env}
         return await run_suite(box, spec, env, user=user)
 
     async def rerun(self, spec: TestSpec, first: SuiteRun, tests: tuple[TestOutcome, ...]) -> tuple[TestOutcome, ...]:

@@ -21,6 +21,7 @@ from proctor.grading.contract import TestStatus
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_MAX_FRAME = 1 << 16
 _LINE = re.compile(rb"([0-9a-f]{64}) (\{.*\})")
 
 
@@ -138,8 +139,9 @@ def parse_report(raw: bytes, nonce: bytes, *, runner: str, dropped: int = 0) -> 
         if problem:
             break
         frames.append(frame)
-    if not problem and dropped:
-        problem = f"{dropped} bytes of the report were dropped"
+    if not problem and (dropped or len(tail) > _MAX_FRAME):
+        # No frame of ours is that long, so somebody else wrote to the pipe.
+        problem, forged = f"{dropped} bytes of the report were dropped", len(tail) > _MAX_FRAME
     if not problem and tail and frames and isinstance(frames[-1], End):
         problem, forged = "bytes after the last frame", True
     return _assemble(frames, problem, forged)

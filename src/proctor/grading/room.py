@@ -10,6 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import anyio.to_thread
 
 from proctor.grading.channel import TOOLKIT, toolkit_files
@@ -68,8 +69,9 @@ class Rooms:
         try:
             yield box
         finally:
-            receipt = await box.close()
-            self.receipts.append(_plain(receipt))
+            # Also when cancelled: closing is what frees the machine.
+            with anyio.CancelScope(shield=True):
+                self.receipts.append(_plain(await box.close()))
 
     def _ttl_s(self) -> float:
         verifier = self.task.verifier

@@ -110,9 +110,7 @@ def _outcomes(
             ok = bool(found) and all(is_ok(t) for t in found)
             outcomes.append(TestOutcome(test_id, group, status, ok))
             if any(t.conflict for t in found):
-                findings.append(
-                    GradeFinding("outcome-conflict", f"{test_id}: reported passed, but raised", "disqualify")
-                )
+                findings.append(GradeFinding("outcome-conflict", f"{test_id}: reported passed, but raised", "review"))
             if any(t.raised_xfail for t in found):
                 findings.append(GradeFinding("raised-xfail", f"{test_id}: xfail raised by running code", "review"))
             if status is TestStatus.SKIPPED and group == "fail_to_pass":

@@ -57,14 +57,18 @@ async def bring_work(rooms: Rooms, box: Sandbox, collected: Collected, spec: Tes
         await place_changes(box, repo, [change for change in collected.changes if change.path in wanted])
         return Applied("exact states", restored=tuple(restored), findings=_findings(restored))
     text = collected.patch or ""
-    if not text.strip():
-        return Applied("", "the patch is empty")
-    how, detail = await _apply_chain(rooms, box, repo, text)
-    if not how:
-        return Applied("", detail)
+    applied = await bring_patch(rooms, box, text)
+    if not applied.how:
+        return applied
     _, restored = protection.split(path for path in patch_paths(text) if ".." not in path.split("/"))
     await _put_back(rooms, box, repo, list(restored))
-    return Applied(how, detail, tuple(restored), _findings(restored))
+    return Applied(applied.how, restored=tuple(restored), findings=_findings(restored))
+
+
+async def bring_patch(rooms: Rooms, box: Sandbox, text: str) -> Applied:
+    """Apply a patch made elsewhere to the room's repository, by the first way of the chain that takes it."""
+    how, detail = await _apply_chain(rooms, box, repository_of(rooms.task, rooms.image.workdir), text)
+    return Applied(how, detail)
 
 
 async def bring_tests(rooms: Rooms, box: Sandbox, spec: TestSpec) -> None:

@@ -7,6 +7,7 @@ also holds for Django's runner, which subclasses neither. Sentinels: a TestCase 
 has expected tests a decoy that must not pass.
 """
 
+import copy
 import os
 import runpy
 import sys
@@ -155,7 +156,10 @@ def plant(suite, config):
 
         decoy.__name__ = name
         setattr(owner, name, decoy)
-        tests.insert(tests.index(test) + 1, owner(name))
+        # A copy of its neighbour, since a class may be made in ways of its own.
+        twin = copy.copy(test)
+        twin._testMethodName, twin._testMethodDoc = name, None
+        tests.insert(tests.index(test) + 1, twin)
 
 
 def clean(plan):
