@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -94,6 +95,20 @@ class TestRun:
         assert done.returncode == code, done.stderr
         assert done.stderr.startswith(b"proctor: " + line), done.stderr
         assert done.stderr.count(b"\n") == 1
+
+
+def test_an_interrupt_ends_the_sandbox_and_is_130(home: Path) -> None:
+    client = subprocess.Popen(
+        [sys.executable, "-m", "proctor", "box", "run", *SMALL, "--", "sh", "-c", "echo up; sleep 1000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert client.stdout is not None
+    assert client.stdout.readline() == b"up\n"
+    client.send_signal(signal.SIGINT)
+    _, errors = client.communicate(timeout=20)
+    assert (client.returncode, errors) == (130, b"proctor: interrupted\n")
+    assert [path.name for path in (home / "edges").iterdir()] == ["lock"]
 
 
 class TestDetached:

@@ -269,3 +269,21 @@ async def test_a_full_disk_refuses_creates_and_loses_nothing(edge: Edge) -> None
         assert (await box.exec(["true"])).ok
     os.close(full)
     os.close(kept)
+
+
+async def test_a_cancellation_from_outside_ends_everything_in_order(tmp_path: Path) -> None:
+    before = gauges(tmp_path)
+    for seconds in (0.0, 0.01, 0.05, 0.1, 0.2):
+        with anyio.move_on_after(seconds):
+            async with Edge(tmp_path, pool_size=1) as edge, anyio.create_task_group() as tasks:
+                for _ in range(3):
+                    tasks.start_soon(edge.create, small())
+                async with await edge.create(small()) as box:
+                    await box.exec("setsid sleep 1000 & sleep 1000")
+    assert gauges(tmp_path) == before
+    assert list((tmp_path / "edges").iterdir()) == [tmp_path / "edges" / "lock"]
+
+
+async def test_an_edge_that_is_not_open_says_so(tmp_path: Path) -> None:
+    with pytest.raises(InfraError, match="not open"):
+        await Edge(tmp_path).create(small())

@@ -454,7 +454,9 @@ class Box:
     async def _end_incarnation(self) -> None:
         live, self._live = self._live, None
         if live is not None:
-            self._history.peaks.add(await self._edge._halt(live))
+            last = await self._edge._halt(live)
+            if last is not None:
+                self._history.peaks.add(last)
 
     async def _end(self, reason: EndReason, detail: str = "") -> None:
         """End for `reason`, unless it has ended (or is ending) for another."""

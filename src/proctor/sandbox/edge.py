@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from proctor.common import InfraError, RefusedError, state_dir
+from proctor.common import InfraError, ProctorError, RefusedError, state_dir
 from proctor.sandbox import disk, sweep
 from proctor.sandbox._admission import Demand, Ledger, Machine, Policy, raise_descriptor_limit
 from proctor.sandbox._faults import point
@@ -26,6 +26,7 @@ from proctor.sandbox._frozen import FrozenLayers
 from proctor.sandbox._images import ImageCache
 from proctor.sandbox._incarnation import Counters, Incarnation
 from proctor.sandbox._plans import check, make_plan, mechanisms_of
+from proctor.sandbox._services import Services, Started
 from proctor.sandbox._timers import Timers
 from proctor.sandbox.box import Box
 from proctor.sandbox.contract import (
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
     from pathlib import Path
 
-    from anyio.abc import TaskGroup, TaskStatus
+    from anyio.abc import TaskStatus
 
     from proctor.sandbox.images import ImageStore
     from proctor.sandbox.native.plan import Plan
@@ -114,7 +115,8 @@ class Edge:
             self._frozen = FrozenLayers(self.id)
             self._watch = sweep.SlotWatch(self.id, self._layout)
             stack.callback(self._images.close)
-            self._tasks = await stack.enter_async_context(_services())
+            services = await stack.enter_async_context(Services())
+            self._tasks = services.tasks
             stack.push_async_callback(self._end_all)
             for service in (self._timers.run, self._bury, self._sweep):
                 self._tasks.start_soon(service)
@@ -135,11 +137,10 @@ class Edge:
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as ends:
                 for box in list(self._boxes.values()):
-                    ends.start_soon(box._end, EndReason.CLOSED, "the Edge ended")
+                    ends.start_soon(self._end_logged, box, EndReason.CLOSED, "the Edge ended")
             self._discard(self._frozen.close())
             self._waste_in.close()
             await self._buried.wait()
-        self._tasks.cancel_scope.cancel()
 
     async def _stop_launcher(self) -> None:
         point("stop:before-launcher")
@@ -169,6 +170,8 @@ class Edge:
         `on_admitted` is called between the wait for room and the launch.
         Raises RefusedError when the machine cannot honour the spec or had no room in time, ImageError, LaunchError.
         """
+        if self._token is None:
+            raise InfraError("the Edge is not open", remedy="use it in an `async with`")
         spec = spec or SandboxSpec()
         check(spec)
         image = await self._images.resolve(spec.image)
@@ -315,18 +318,11 @@ class Edge:
 
     async def _greet(self, box: Box, number: int, launched: Launched, driver: disk.Driver) -> Incarnation:
         """Wait for the guest's HELLO and write CREATED."""
-        group = self._layout.slot(self.id, launched.slot)
-        counters = Counters(group, launched.upper_fd)
-        channel = GuestChannel(launched.channel, attribution=counters)
-        incarnation = Incarnation(
-            number,
-            launched,
-            group,
-            channel,
-            counters,
-            driver,
-            mechanisms_of(self._layout, box.spec.resources, driver, launched),
-        )
+        try:
+            incarnation = self._incarnation(box, number, launched, driver)
+        except BaseException:
+            launched.close()  # which ends the guest
+            raise
         try:
             with anyio.fail_after(_HELLO_DEADLINE_S):
                 await self._tasks.start(self._serve, box, incarnation)
@@ -345,9 +341,16 @@ class Edge:
         point("create:after-created")
         return incarnation
 
+    def _incarnation(self, box: Box, number: int, launched: Launched, driver: disk.Driver) -> Incarnation:
+        group = self._layout.slot(self.id, launched.slot)
+        counters = Counters(group, launched.upper_fd)
+        channel = GuestChannel(launched.channel, attribution=counters)
+        mechanisms = mechanisms_of(self._layout, box.spec.resources, driver, launched)
+        return Incarnation(number, launched, group, channel, counters, driver, mechanisms)
+
     async def _serve(self, box: Box, incarnation: Incarnation, *, task_status: TaskStatus[None]) -> None:
         """Run the channel of one incarnation; its end, if nobody asked for it, is the sandbox's."""
-        status = _Started(task_status)
+        status = Started(task_status)
         detail = "the guest's channel ended"
         try:
             await incarnation.channel.run(task_status=status)
@@ -359,14 +362,16 @@ class Edge:
             reason = EndReason.OOM if incarnation.counters.oom_since_last_look() else EndReason.GUEST_LOST
             self._spawn_end(box, reason, detail)
 
-    async def _halt(self, incarnation: Incarnation) -> Stats:
-        """Kill an incarnation and take its last counters. Groups, descriptors and disk go in the background."""
+    async def _halt(self, incarnation: Incarnation) -> Stats | None:
+        """Kill an incarnation and take its last counters (None: they are gone). The rest goes in the background."""
         point("close:after-closing")
         self._closing_slots.add(incarnation.launched.slot)
         try:
             await incarnation.kill()
             point("close:after-kill")
             return incarnation.stats()
+        except (FileNotFoundError, ProcessLookupError):
+            return None  # a launcher that died took its groups along
         finally:
             incarnation.counters.close()
             self._waste_in.send_nowait(_Waste(incarnation=incarnation))
@@ -385,7 +390,13 @@ class Edge:
 
     def _spawn_end(self, box: Box, reason: EndReason, detail: str) -> None:
         """End a sandbox from inside the Edge, without waiting for it."""
-        self._tasks.start_soon(box._end, reason, detail)
+        self._tasks.start_soon(self._end_logged, box, reason, detail)
+
+    async def _end_logged(self, box: Box, reason: EndReason, detail: str) -> None:
+        try:
+            await box._end(reason, detail)
+        except (ProctorError, OSError) as error:
+            log.warning("the end of %s: %s", box.id, error)
 
     def _discard(self, descriptors: Iterable[int]) -> None:
         """Close descriptors in the background: the last one of a file system frees all of it."""
@@ -457,32 +468,6 @@ class _Waste:
     incarnation: Incarnation | None = None
     descriptors: tuple[int, ...] = ()
     box: Box | None = None
-
-
-class _Started:
-    """Passes `started` on and remembers it: an error before is the starter's, an error after is the sandbox's end."""
-
-    def __init__(self, status: TaskStatus[None]) -> None:
-        self._status = status
-        self.done = False
-
-    def started(self, value: None = None) -> None:
-        self.done = True
-        self._status.started(value)
-
-
-@asynccontextmanager
-async def _services() -> AsyncIterator[TaskGroup]:
-    """A task group that does not wrap an error of the body into an exception group."""
-    failure: Exception | None = None
-    async with anyio.create_task_group() as group:
-        try:
-            yield group
-        except Exception as error:
-            failure = error
-            group.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
 
 
 def _close_all(descriptors: list[int]) -> None:
