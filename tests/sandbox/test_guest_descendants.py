@@ -72,6 +72,16 @@ async def test_a_kept_service_lives_on_and_the_call_returns_with_what_was_printe
         assert await survivors(guest) == 0
 
 
+async def test_killing_a_process_reaches_what_it_left_behind() -> None:
+    async with dev_guest() as guest:
+        process = await guest.start("sleep 4242 & echo started", env=ENV, keep=True)
+        assert (await process.wait()).text == "started\n"
+        assert await survivors(guest) == 1
+        await process.kill()
+        assert await survivors(guest) == 0
+        await process.kill()
+
+
 async def test_a_kept_service_that_floods_is_not_stopped_by_anyone() -> None:
     async with dev_guest() as guest:
         await guest.exec("yes & echo $! > /tmp/proctor-yes-pid", env=ENV, keep=True)

@@ -59,6 +59,14 @@ async def kept(guest: GuestChannel, rng: random.Random) -> None:
     assert result.text == "kept\n"
 
 
+async def kept_then_killed(guest: GuestChannel, rng: random.Random) -> None:
+    process = await guest.start("sleep 100 & head -c 200000 /dev/zero", env=ENV, keep=True)
+    await anyio.sleep(rng.random() * 0.02)
+    await process.kill()
+    result = await process.wait()
+    assert result.reason is EndReason.KILLED or result.exit_code == 0
+
+
 async def half_read(guest: GuestChannel, rng: random.Random) -> None:
     process = await guest.start("yes", env=ENV)
     wanted, seen = rng.randrange(500_000), 0
@@ -88,7 +96,7 @@ async def unread_input(guest: GuestChannel, rng: random.Random) -> None:
 
 
 WORK: list[Callable[[GuestChannel, random.Random], Awaitable[None]]] = [
-    exit_code, output, time_out, cancelled, echo, kept, half_read, files, half_packed, unread_input,
+    exit_code, output, time_out, cancelled, echo, kept, kept_then_killed, half_read, files, half_packed, unread_input,
 ]  # fmt: skip
 
 

@@ -10,7 +10,6 @@
 #include <signal.h>
 #include <stdbool.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -19,53 +18,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "exec.h"
-#include "frame.h"
-#include "group.h"
+#include "table.h"
 
 enum {
-    EXECS_MAX = 128,
-    KEPT_MAX = 256,
     WATCH_MAX = 2 + EXECS_MAX * 6 + KEPT_MAX * 4,
     TICK_MS = 2,
     KILLALL_MS = 20000,
-    CREDIT_STEP = 65536,
-};
-
-struct output {
-    int fd;          /* -1 = ended */
-    uint32_t credit; /* what the host still takes */
-    int64_t left;    /* bytes that still belong to this exec; -1 = all until end-of-file */
-};
-
-struct input {
-    int fd;          /* the child's stdin, or -1 */
-    bool ended;      /* the host has sent EOF */
-    uint32_t window; /* what the host may still send */
-    uint32_t owed;   /* taken by the child, not yet given back as credit */
-    uint32_t start, used;
-};
-
-struct exec {
-    uint32_t id; /* 0 = this slot is free */
-    pid_t pid;
-    uint32_t flags;
-    int status_fd;
-    bool exited, killed, keeping, empty, emptying;
-    int wait_status, failed_errno;
-    char failed_step[60]; /* why the program never ran */
-    struct rusage usage;
-    struct exec_group group;
-    struct input input;
-    struct output outputs[SUB_COUNT];
-};
-
-/* What an exec with EXEC_KEEP left behind. Its pipes are read and thrown away, so that a service neither blocks nor dies of SIGPIPE. */
-struct kept {
-    uint32_t id; /* 0 = free */
-    bool killed;
-    struct exec_group group;
-    int pipes[SUB_COUNT];
 };
 
 enum watch_kind { WATCH_CHANNEL, WATCH_SIGNAL, WATCH_STATUS, WATCH_INPUT, WATCH_OUTPUT, WATCH_GROUP, WATCH_KEPT_PIPE, WATCH_KEPT_GROUP };
@@ -75,8 +33,8 @@ struct watch {
     uint16_t index;
 };
 
-static struct channel channel;
-static struct exec execs[EXECS_MAX];
+struct channel guest_channel;
+struct exec guest_execs[EXECS_MAX];
 static struct kept kept_groups[KEPT_MAX];
 static struct pollfd polls[WATCH_MAX];
 static struct watch watches[WATCH_MAX];
@@ -92,7 +50,6 @@ static struct {
     size_t length;
 } request;
 static _Alignas(4096) uint8_t request_bytes[REQUEST_MAX + 4096];
-static _Alignas(4096) uint8_t input_rings[EXECS_MAX][WINDOW_INITIAL];
 static uint8_t scratch[FRAME_PAYLOAD_MAX];
 
 static int64_t now_ms(void) {
@@ -101,15 +58,15 @@ static int64_t now_ms(void) {
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-static void close_fd(int *fd) {
+void close_fd(int *fd) {
     if (*fd >= 0) close(*fd);
     *fd = -1;
 }
 
-static int send_u32(enum frame_type type, uint32_t stream, uint8_t sub, uint32_t value) {
+int send_u32(enum frame_type type, uint32_t stream, uint8_t sub, uint32_t value) {
     uint8_t payload[4];
     put_u32(payload, value);
-    return channel_put(&channel, type, stream, sub, payload, sizeof payload);
+    return channel_put(&guest_channel, type, stream, sub, payload, sizeof payload);
 }
 
 static int send_failed(uint32_t stream, int error, const char *step) {
@@ -117,106 +74,14 @@ static int send_failed(uint32_t stream, int error, const char *step) {
     size_t length = strnlen(step, 60);
     put_u32(payload, (uint32_t)error);
     memcpy(payload + 4, step, length);
-    return channel_put(&channel, FRAME_FAILED, stream, 0, payload, (uint32_t)(4 + length));
+    return channel_put(&guest_channel, FRAME_FAILED, stream, 0, payload, (uint32_t)(4 + length));
 }
 
 static struct exec *find_exec(uint32_t id) {
     for (size_t i = 0; i < EXECS_MAX; i++) {
-        if (execs[i].id == id) return &execs[i];
+        if (guest_execs[i].id == id) return &guest_execs[i];
     }
     return NULL;
-}
-
-static uint8_t *ring_of(const struct exec *exec) { return input_rings[exec - execs]; }
-
-/* ---- streams ------------------------------------------------------------------------------------------------------- */
-
-static int end_output(struct exec *exec, uint8_t sub, bool close_it) {
-    struct output *output = &exec->outputs[sub];
-    if (close_it) close_fd(&output->fd);
-    output->left = 0;
-    return channel_put(&channel, FRAME_EOF, exec->id, sub, NULL, 0);
-}
-
-static bool output_open(const struct exec *exec, uint8_t sub) {
-    return exec->outputs[sub].fd >= 0 && exec->outputs[sub].left != 0;
-}
-
-/* One read of one stream, straight into the outgoing queue. */
-static int pump_output(struct exec *exec, uint8_t sub) {
-    struct output *output = &exec->outputs[sub];
-    uint8_t *payload = channel_reserve(&channel);
-    if (payload == NULL || output->credit == 0) return 0;
-    size_t limit = output->credit < FRAME_PAYLOAD_MAX ? output->credit : FRAME_PAYLOAD_MAX;
-    if (output->left >= 0 && (uint64_t)output->left < limit) limit = (size_t)output->left;
-    ssize_t got = read(output->fd, payload, limit);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
-        return output->left < 0 ? 0 : end_output(exec, sub, !exec->keeping);
-    }
-    if (got <= 0) return end_output(exec, sub, true);
-    channel_commit(&channel, FRAME_DATA, exec->id, sub, (uint32_t)got);
-    output->credit -= (uint32_t)got;
-    if (output->left > 0) output->left -= got;
-    return output->left == 0 ? end_output(exec, sub, !exec->keeping) : 0;
-}
-
-/* From now on a stream ends after what is in its pipe: nobody of this exec can write more, and whoever else holds the pipe
- * (a descriptor can be passed to another exec) cannot keep the host waiting. */
-static int limit_outputs(struct exec *exec) {
-    for (uint8_t sub = SUB_STDOUT; sub < SUB_COUNT; sub++) {
-        int waiting = 0;
-        if (!output_open(exec, sub)) continue;
-        if (ioctl(exec->outputs[sub].fd, FIONREAD, &waiting) < 0) waiting = 0;
-        if (exec->outputs[sub].left < 0 || exec->outputs[sub].left > waiting) exec->outputs[sub].left = waiting;
-        if (waiting == 0 && end_output(exec, sub, !exec->keeping) < 0) return -1;
-    }
-    return 0;
-}
-
-static int end_input(struct exec *exec, bool tell) {
-    struct input *input = &exec->input;
-    if (input->fd < 0) return 0;
-    close_fd(&input->fd);
-    input->used = 0;
-    /* The pages held a command's input; they are given back and zeroed. */
-    madvise(ring_of(exec), WINDOW_INITIAL, MADV_DONTNEED);
-    return tell ? channel_put(&channel, FRAME_EOF, exec->id, SUB_STDIN, NULL, 0) : 0;
-}
-
-/* Writes what the child takes, and gives the host credit for it. */
-static int pump_input(struct exec *exec) {
-    struct input *input = &exec->input;
-    while (input->fd >= 0 && input->used > 0) {
-        uint32_t run = WINDOW_INITIAL - input->start;
-        if (run > input->used) run = input->used;
-        ssize_t written = write(input->fd, ring_of(exec) + input->start, run);
-        if (written < 0 && errno == EINTR) continue;
-        if (written < 0 && errno == EAGAIN) break;
-        if (written < 0) return end_input(exec, true);
-        input->start = (input->start + (uint32_t)written) % WINDOW_INITIAL;
-        input->used -= (uint32_t)written;
-        input->owed += (uint32_t)written;
-    }
-    if (input->fd >= 0 && input->used == 0 && input->ended) return end_input(exec, false);
-    if (input->fd < 0 || input->owed == 0 || (input->owed < CREDIT_STEP && input->used > 0)) return 0;
-    uint32_t credit = input->owed;
-    input->window += credit;
-    input->owed = 0;
-    return send_u32(FRAME_CREDIT, exec->id, SUB_STDIN, credit);
-}
-
-static int take_input(struct exec *exec, const struct frame *frame) {
-    struct input *input = &exec->input;
-    if ((exec->flags & EXEC_STDIN) == 0 || input->ended || frame->length > input->window) return -1;
-    input->window -= frame->length;
-    if (input->fd < 0) return 0; /* the child no longer reads; the host will learn it from our EOF */
-    uint8_t *ring = ring_of(exec);
-    uint32_t at = (input->start + input->used) % WINDOW_INITIAL, first = WINDOW_INITIAL - at;
-    if (first > frame->length) first = frame->length;
-    memcpy(ring + at, frame->payload, first);
-    memcpy(ring, frame->payload + first, frame->length - first);
-    input->used += frame->length;
-    return pump_input(exec);
 }
 
 /* ---- the life of an exec ------------------------------------------------------------------------------------------- */
@@ -236,7 +101,7 @@ static bool kept_full(void) {
     /* An exec that is about to be kept counts too. */
     size_t count = 0;
     for (size_t i = 0; i < KEPT_MAX; i++) count += kept_groups[i].id != 0;
-    for (size_t i = 0; i < EXECS_MAX; i++) count += execs[i].id != 0 && execs[i].keeping;
+    for (size_t i = 0; i < EXECS_MAX; i++) count += guest_execs[i].id != 0 && guest_execs[i].keeping;
     return count >= KEPT_MAX;
 }
 
@@ -254,6 +119,7 @@ static int advance(struct exec *exec) {
         if (output_open(exec, sub)) return 0;
     }
     bool kept = exec->keeping;
+    for (uint8_t sub = SUB_STDOUT; sub < SUB_COUNT && !kept; sub++) close_fd(&exec->outputs[sub].fd); /* a kept one that was killed */
     if ((kept ? keep_group(exec) : group_release(&exec->group, setup.config->cgroup_fd)) < 0) return -1;
     uint32_t id = exec->id;
     exec->id = 0;
@@ -262,9 +128,7 @@ static int advance(struct exec *exec) {
 
 static int kill_group(struct exec *exec) {
     exec->killed = exec->emptying = true;
-    if (exec->keeping) { /* it was only waiting for the host to take its output */
-        exec->keeping = false;
-    }
+    exec->keeping = false; /* a kept one was only waiting for the host to take its output */
     return group_kill(&exec->group);
 }
 
@@ -292,7 +156,7 @@ static int send_exited(const struct exec *exec, uint32_t leftover) {
     put_u64(payload + 16, (uint64_t)usage->ru_stime.tv_sec * 1000000 + (uint64_t)usage->ru_stime.tv_usec);
     put_u64(payload + 24, (uint64_t)usage->ru_maxrss);
     put_u32(payload + 32, leftover);
-    return channel_put(&channel, FRAME_EXITED, exec->id, 0, payload, sizeof payload);
+    return channel_put(&guest_channel, FRAME_EXITED, exec->id, 0, payload, sizeof payload);
 }
 
 /* A child that never ran its program. */
@@ -335,7 +199,7 @@ static int reap(void) {
         if (pid < 0 && errno == EINTR) continue;
         if (pid <= 0) return 0;
         for (size_t i = 0; i < EXECS_MAX; i++) {
-            struct exec *exec = &execs[i];
+            struct exec *exec = &guest_execs[i];
             if (exec->id == 0 || exec->exited || exec->pid != pid) continue;
             exec->wait_status = status;
             exec->usage = usage;
@@ -443,17 +307,17 @@ static int on_frame(const struct frame *frame) {
     case FRAME_KILLALL: return on_killall(frame);
     case FRAME_PING:
         if (frame->stream != 0 || frame->length != 8) return -1;
-        return channel_put(&channel, FRAME_PONG, 0, 0, frame->payload, 8);
+        return channel_put(&guest_channel, FRAME_PONG, 0, 0, frame->payload, 8);
     default: return -1;
     }
 }
 
 static int read_host(void) {
     struct frame frame;
-    if (channel_fill(&channel) < 0) return -1;
+    if (channel_fill(&guest_channel) < 0) return -1;
     for (;;) {
-        if (channel_room(&channel) < CHANNEL_RESERVE) return 0; /* the rest of the input waits until the host has read */
-        int taken = channel_next(&channel, &frame);
+        if (channel_room(&guest_channel) < CHANNEL_RESERVE) return 0; /* the rest of the input waits until the host has read */
+        int taken = channel_next(&guest_channel, &frame);
         if (taken <= 0) return taken;
         if (on_frame(&frame) < 0) return -1;
     }
@@ -469,7 +333,7 @@ static int kept_advance(struct kept *kept) {
     for (int sub = 0; sub < SUB_COUNT; sub++) close_fd(&kept->pipes[sub]);
     uint32_t id = kept->id;
     kept->id = 0;
-    return channel_put(&channel, FRAME_GONE, id, 0, NULL, 0);
+    return channel_put(&guest_channel, FRAME_GONE, id, 0, NULL, 0);
 }
 
 static void drain_kept(struct kept *kept, int sub) {
@@ -483,9 +347,9 @@ static int kill_round(void) {
     bool is_init = setup.config->is_init && getpid() == 1;
     int left = 0;
     for (size_t i = 0; i < EXECS_MAX; i++) {
-        if (execs[i].id == 0 || execs[i].empty) continue;
-        if (kill_group(&execs[i]) < 0) return -1;
-        if (!is_init) left += group_count(&execs[i].group);
+        if (guest_execs[i].id == 0 || guest_execs[i].empty) continue;
+        if (kill_group(&guest_execs[i]) < 0) return -1;
+        if (!is_init) left += group_count(&guest_execs[i].group);
     }
     for (size_t i = 0; i < KEPT_MAX; i++) {
         if (kept_groups[i].id == 0) continue;
@@ -503,7 +367,7 @@ static int kill_round(void) {
 static int tick(void) {
     int timeout = -1;
     for (size_t i = 0; i < EXECS_MAX; i++) {
-        struct exec *exec = &execs[i];
+        struct exec *exec = &guest_execs[i];
         if (exec->id == 0 || !exec->emptying || exec->empty || exec->group.dir_fd >= 0) continue;
         if (group_kill(&exec->group) < 0 || advance(exec) < 0) return -2;
         timeout = TICK_MS;
@@ -530,14 +394,14 @@ static void watch(enum watch_kind kind, size_t index, uint8_t sub, int fd, short
 }
 
 static void watch_everything(void) {
-    size_t room = channel_room(&channel);
+    size_t room = channel_room(&guest_channel);
     watch_count = 0;
-    watch(WATCH_CHANNEL, 0, 0, channel.fd, (short)((room >= CHANNEL_RESERVE ? POLLIN : 0) | (channel_pending(&channel) ? POLLOUT : 0)));
+    watch(WATCH_CHANNEL, 0, 0, guest_channel.fd, (short)((room >= CHANNEL_RESERVE ? POLLIN : 0) | (channel_pending(&guest_channel) ? POLLOUT : 0)));
     if (room < CHANNEL_RESERVE) return; /* first the host has to read */
     watch(WATCH_SIGNAL, 0, 0, signal_fd, POLLIN);
     bool data_fits = room >= CHANNEL_RESERVE + FRAME_HEADER + FRAME_PAYLOAD_MAX;
     for (size_t i = 0; i < EXECS_MAX; i++) {
-        const struct exec *exec = &execs[i];
+        const struct exec *exec = &guest_execs[i];
         if (exec->id == 0) continue;
         if (exec->flags & EXEC_STARTED) watch(WATCH_STATUS, i, 0, exec->status_fd, POLLIN);
         if (exec->input.used > 0) watch(WATCH_INPUT, i, 0, exec->input.fd, POLLOUT);
@@ -555,7 +419,7 @@ static void watch_everything(void) {
 }
 
 static int dispatch(const struct watch *watch, short events) {
-    struct exec *exec = &execs[watch->index < EXECS_MAX ? watch->index : 0];
+    struct exec *exec = &guest_execs[watch->index < EXECS_MAX ? watch->index : 0];
     struct kept *kept = &kept_groups[watch->index < KEPT_MAX ? watch->index : 0];
     switch ((enum watch_kind)watch->kind) {
     case WATCH_CHANNEL: return events & (POLLIN | POLLHUP | POLLERR) ? read_host() : 0;
@@ -577,13 +441,13 @@ static int dispatch(const struct watch *watch, short events) {
 /* One turn. The channel comes last: what it starts must not meet the events of an older exec in the same slot. */
 static int turn(void) {
     int timeout = tick();
-    if (timeout == -2 || channel_flush(&channel) < 0) return -1;
+    if (timeout == -2 || channel_flush(&guest_channel) < 0) return -1;
     watch_everything();
     /* Frames may wait in the input buffer because the queue was full when they came. */
-    if (channel.in_end - channel.in_start >= FRAME_HEADER && channel_room(&channel) >= CHANNEL_RESERVE) {
-        size_t before = channel.in_start;
+    if (guest_channel.in_end - guest_channel.in_start >= FRAME_HEADER && channel_room(&guest_channel) >= CHANNEL_RESERVE) {
+        size_t before = guest_channel.in_start;
         if (read_host() < 0) return -1;
-        if (channel.in_start != before) timeout = 0;
+        if (guest_channel.in_start != before) timeout = 0;
         watch_everything();
     }
     if (poll(polls, watch_count, timeout) < 0) return errno == EINTR ? 0 : -1;
@@ -606,12 +470,12 @@ static int prepare(int channel_fd, const struct guest_config *config) {
     sigemptyset(&all);
     sigaddset(&all, SIGCHLD);
     signal_fd = signalfd(-1, &all, SFD_CLOEXEC | SFD_NONBLOCK);
-    channel.fd = channel_fd;
+    guest_channel.fd = channel_fd;
     if (signal_fd < 0 || fcntl(channel_fd, F_SETFD, FD_CLOEXEC) < 0) return -1;
     uint8_t hello[8];
     put_u32(hello, PROTOCOL_VERSION);
     put_u32(hello + 4, config->cgroup_fd >= 0);
-    return channel_put(&channel, FRAME_HELLO, 0, 0, hello, sizeof hello);
+    return channel_put(&guest_channel, FRAME_HELLO, 0, 0, hello, sizeof hello);
 }
 
 int guest_main(int channel_fd, const struct guest_config *config) {

@@ -359,7 +359,7 @@ class GuestChannel(GuestFiles):
             raise SandboxError(str(error), field="command") from error
         baseline = self.attribution.before() if self.attribution else None
         state = await self._open_exec(request, argv, frozenset({STDOUT, STDERR}), self._commands)
-        process = GuestProcess(state, lambda result: self._attribute(baseline, result), limit)
+        process = GuestProcess(state, lambda result: self._attribute(baseline, result), limit, self.kill_kept)
         try:
             await process.wait_started()
         except anyio.get_cancelled_exc_class():
@@ -383,7 +383,7 @@ class GuestChannel(GuestFiles):
         return collector.result()
 
     def _operation_process(self, state: Exec, limit: OutputLimit) -> GuestProcess:
-        return GuestProcess(state, lambda result: result, limit)
+        return GuestProcess(state, lambda result: result, limit, self.kill_kept)
 
     # -- the whole sandbox -------------------------------------------------------------------------------------------
 

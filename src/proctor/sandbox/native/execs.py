@@ -36,7 +36,7 @@ from proctor.sandbox.native.frames import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
 REPORT_MAX = 16 << 20
 _CREDIT_STEP = WINDOW // 2
@@ -293,10 +293,17 @@ class Collector:
 class GuestProcess:
     """A running command (contract.Process)."""
 
-    def __init__(self, state: Exec, finish: Callable[[ExecResult], ExecResult], limit: OutputLimit) -> None:
+    def __init__(
+        self,
+        state: Exec,
+        finish: Callable[[ExecResult], ExecResult],
+        limit: OutputLimit,
+        kill_kept: Callable[[int], Awaitable[None]],
+    ) -> None:
         self.exec_id = state.exec_id
         self._state = state
         self._finish = finish
+        self._kill_kept = kill_kept
         self._chunks: deque[tuple[int, bytes]] = deque()
         self._captures = {STDOUT: Capture(limit), STDERR: Capture(limit)}
         self._readers = 0
@@ -363,10 +370,13 @@ class GuestProcess:
         self._state.end_stdin()
 
     async def kill(self) -> None:
-        """Kill the command and every descendant. Output that nobody iterates over is captured from here on."""
+        """Kill the command and every descendant, also what it left behind with `keep`. Output that nobody iterates over
+        is captured from here on."""
         self._state.kill(EndReason.KILLED)
         self._draining = True
         self._drain_if_unread()
+        if self._state.done.is_set() and not self._state.lost:
+            await self._kill_kept(self.exec_id)
 
     @property
     def stdin_open(self) -> bool:

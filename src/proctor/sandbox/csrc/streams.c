@@ -1,0 +1,99 @@
+/* The streams of commands: pipes on one side, frames with credit on the other. Neither side can make the guest hold more than
+ * one window for each stream. */
+#include <errno.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "table.h"
+
+enum { CREDIT_STEP = 65536 };
+
+static _Alignas(4096) uint8_t input_rings[EXECS_MAX][WINDOW_INITIAL];
+
+static uint8_t *ring_of(const struct exec *exec) { return input_rings[exec - guest_execs]; }
+
+static int end_output(struct exec *exec, uint8_t sub, bool close_it) {
+    struct output *output = &exec->outputs[sub];
+    if (close_it) close_fd(&output->fd);
+    output->left = 0;
+    return channel_put(&guest_channel, FRAME_EOF, exec->id, sub, NULL, 0);
+}
+
+bool output_open(const struct exec *exec, uint8_t sub) {
+    return exec->outputs[sub].fd >= 0 && exec->outputs[sub].left != 0;
+}
+
+int pump_output(struct exec *exec, uint8_t sub) {
+    struct output *output = &exec->outputs[sub];
+    uint8_t *payload = channel_reserve(&guest_channel);
+    if (payload == NULL || output->credit == 0) return 0;
+    size_t limit = output->credit < FRAME_PAYLOAD_MAX ? output->credit : FRAME_PAYLOAD_MAX;
+    if (output->left >= 0 && (uint64_t)output->left < limit) limit = (size_t)output->left;
+    ssize_t got = read(output->fd, payload, limit);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
+        return output->left < 0 ? 0 : end_output(exec, sub, !exec->keeping);
+    }
+    if (got <= 0) return end_output(exec, sub, true);
+    channel_commit(&guest_channel, FRAME_DATA, exec->id, sub, (uint32_t)got);
+    output->credit -= (uint32_t)got;
+    if (output->left > 0) output->left -= got;
+    return output->left == 0 ? end_output(exec, sub, !exec->keeping) : 0;
+}
+
+int limit_outputs(struct exec *exec) {
+    for (uint8_t sub = SUB_STDOUT; sub < SUB_COUNT; sub++) {
+        int waiting = 0;
+        if (!output_open(exec, sub)) continue;
+        if (ioctl(exec->outputs[sub].fd, FIONREAD, &waiting) < 0) waiting = 0;
+        if (exec->outputs[sub].left < 0 || exec->outputs[sub].left > waiting) exec->outputs[sub].left = waiting;
+        if (waiting == 0 && end_output(exec, sub, !exec->keeping) < 0) return -1;
+    }
+    return 0;
+}
+
+int end_input(struct exec *exec, bool tell) {
+    struct input *input = &exec->input;
+    if (input->fd < 0) return 0;
+    close_fd(&input->fd);
+    input->used = 0;
+    /* The pages held a command's input; they are given back and zeroed. */
+    madvise(ring_of(exec), WINDOW_INITIAL, MADV_DONTNEED);
+    return tell ? channel_put(&guest_channel, FRAME_EOF, exec->id, SUB_STDIN, NULL, 0) : 0;
+}
+
+int pump_input(struct exec *exec) {
+    struct input *input = &exec->input;
+    while (input->fd >= 0 && input->used > 0) {
+        uint32_t run = WINDOW_INITIAL - input->start;
+        if (run > input->used) run = input->used;
+        ssize_t written = write(input->fd, ring_of(exec) + input->start, run);
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0 && errno == EAGAIN) break;
+        if (written < 0) return end_input(exec, true);
+        input->start = (input->start + (uint32_t)written) % WINDOW_INITIAL;
+        input->used -= (uint32_t)written;
+        input->owed += (uint32_t)written;
+    }
+    if (input->fd >= 0 && input->used == 0 && input->ended) return end_input(exec, false);
+    if (input->fd < 0 || input->owed == 0 || (input->owed < CREDIT_STEP && input->used > 0)) return 0;
+    uint32_t credit = input->owed;
+    input->window += credit;
+    input->owed = 0;
+    return send_u32(FRAME_CREDIT, exec->id, SUB_STDIN, credit);
+}
+
+int take_input(struct exec *exec, const struct frame *frame) {
+    struct input *input = &exec->input;
+    if ((exec->flags & EXEC_STDIN) == 0 || input->ended || frame->length > input->window) return -1;
+    input->window -= frame->length;
+    if (input->fd < 0) return 0; /* the child no longer reads; the host will learn it from our EOF */
+    uint8_t *ring = ring_of(exec);
+    uint32_t at = (input->start + input->used) % WINDOW_INITIAL, first = WINDOW_INITIAL - at;
+    if (first > frame->length) first = frame->length;
+    memcpy(ring + at, frame->payload, first);
+    memcpy(ring, frame->payload + first, frame->length - first);
+    input->used += frame->length;
+    return pump_input(exec);
+}
