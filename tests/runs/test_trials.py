@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -53,10 +54,12 @@ async def run(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> As
     monkeypatch.setenv("PROCTOR_HOME", str(home))
     make_toy(tmp_path / "toys", "toy")
 
+    more_runs = ["second", "first"]
+
     async def one(agent: str, **more: Any) -> tuple[TrialResult, Path]:
         plan = plan_request(Request((str(tmp_path / "toys"),), (agent,), **more))
         preparation = await prepare_all(plan, LineProgress(lambda line: None))
-        run_dir = tmp_path / "run"
+        run_dir = tmp_path / more_runs.pop()
         run_dir.mkdir()
         async with opened(plan, preparation) as examiner:
             execution: Execution = await execute(
@@ -108,6 +111,17 @@ async def test_a_model_solves_it_and_everything_it_said_is_on_record(
         assert path.is_dir() or b"very-secret-key" not in path.read_bytes(), path
 
 
+@pytest.mark.parametrize("path", ["a\0b", "", "x" * 10_000, "/proc/1/mem", "\ud800"], ids=ascii)
+async def test_no_argument_of_a_tool_stops_the_run_or_leaves_the_denominator(
+    path: str, run: Callable[..., Any]
+) -> None:
+    arguments = json.dumps({"path": path}), json.dumps({"command": f"cat {path}"})
+    script = [calls(("read_file", arguments[0]), ("bash", arguments[1])), call("finish")]
+    async with ScriptedServer(script) as server:
+        result, _ = await run("tool-loop", models=(f"m@{server.base_url}",))
+    assert (result.outcome, result.tries) == (Outcome.UNRESOLVED, 1)
+
+
 async def test_a_dead_endpoint_is_infrastructure_and_retried(run: Callable[..., Any], tmp_path: Path) -> None:
     async with ScriptedServer(lambda request: fault(503)) as server:
         model = tmp_path / "model.toml"
@@ -117,6 +131,16 @@ async def test_a_dead_endpoint_is_infrastructure_and_retried(run: Callable[..., 
     assert (result.outcome, result.tries, result.verdict) == (Outcome.INFRA_ERROR, 4, None)
     assert "503" in result.detail
     assert [line["error"] for line in read_lines(directory / "model-calls.jsonl")]
+
+
+async def test_a_refused_conversation_is_the_agents_doing_unless_it_is_the_first(run: Callable[..., Any]) -> None:
+    for script, expected in (
+        ([call("bash", command="true"), fault(400, "bad arguments in the history")], (Outcome.UNRESOLVED, 1)),
+        ([fault(401, "no such key")], (Outcome.INFRA_ERROR, 4)),
+    ):
+        async with ScriptedServer(script) as server:
+            result, _ = await run("tool-loop", models=(f"m@{server.base_url}",))
+        assert (result.outcome, result.tries, result.stop) == (*expected, "model_error")
 
 
 async def test_a_harness_that_only_says_so_gets_no_retry(run: Callable[..., Any]) -> None:

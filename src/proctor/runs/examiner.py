@@ -14,10 +14,10 @@ import anyio
 from proctor.agents.contract import AgentResult, StopReason
 from proctor.agents.registry import load_harness
 from proctor.agents.runner import run_harness
-from proctor.common import InfraError
+from proctor.common import ConfigError, InfraError
 from proctor.grading import collect, grade
 from proctor.grading.deliverable import Collected
-from proctor.models.contract import ModelClient, ModelError
+from proctor.models.contract import ModelClient, ModelError, ModelFault
 from proctor.runs.formats import Stage
 from proctor.runs.outcome import Outcome, Verdict, from_grade, from_model_failure
 from proctor.runs.plan import effective_limits
@@ -74,6 +74,7 @@ class RecordedModel:
         self.spec: ModelSpec = inner.spec
         self._inner = inner
         self._record = record
+        self._answered = False
 
     async def complete(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
@@ -85,8 +86,11 @@ class RecordedModel:
         try:
             answer = await self._inner.complete(messages, tools)
         except ModelError as error:
-            self._record.model_call(request, None, model=self.spec.name, error=error.line())
+            # An endpoint that has answered before and now refuses, refuses what the agent made of the conversation.
+            by_agent = error.fault is ModelFault.REFUSED and self._answered
+            self._record.model_call(request, None, model=self.spec.name, error=error.line(), by_agent=by_agent)
             raise
+        self._answered = True
         self._record.model_call(request, answer, model=self.spec.name)
         return answer
 
@@ -115,7 +119,7 @@ class TrialExaminer:
         with watched(longest_s(trial.task, limits), record):
             try:
                 result = await self._execute(trial, box, limits, record)
-                if result.stop is StopReason.MODEL_ERROR and record.model_errors:
+                if result.stop is StopReason.MODEL_ERROR and record.endpoint_failed:
                     return from_model_failure(result)
                 collected = await self._collect(trial.task, box, record)
                 if collected.kind == "live":
@@ -136,17 +140,25 @@ class TrialExaminer:
         harness = load_harness(trial.agent.ref)
         client = self._clients.get(trial.agent.label)
         record.stages.enter(Stage.EXECUTION)
-        result = await run_harness(
-            harness,
-            sandbox=box,
-            task=trial.task,
-            recorder=record,
-            limits=limits,
-            model=RecordedModel(client, record) if client else None,
-            seed=trial.seed,
-            options=trial.agent.options,
-            on_event=record.room_event,
-        )
+        try:
+            result = await run_harness(
+                harness,
+                sandbox=box,
+                task=trial.task,
+                recorder=record,
+                limits=limits,
+                model=RecordedModel(client, record) if client else None,
+                seed=trial.seed,
+                options=trial.agent.options,
+                on_event=record.room_event,
+            )
+        except ConfigError as error:
+            # Before the agent has done anything, this is about its options, and a person has to mend them. Later it is
+            # about something that the agent asked for, and must not be a way to stop the run.
+            if not record.agent_has_acted:
+                raise
+            record.failure(error)
+            result = AgentResult(StopReason.ERROR, error.line())
         record.final_message = result.final_message
         return result
 

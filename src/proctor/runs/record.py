@@ -121,6 +121,7 @@ class TrialRecord:
         self.returned_models: list[str] = []
         self.model_calls = 0
         self.model_errors = 0
+        self.endpoint_failed = False
         self.tool_definitions: list[dict[str, Any]] | None = None
         self.final_message = ""
         self.grade: Grade | None = None
@@ -129,6 +130,11 @@ class TrialRecord:
         self._findings: list[FindingEntry] = []
         with record_errors(directory.name):
             (directory / "logs").mkdir(parents=True)
+
+    @property
+    def agent_has_acted(self) -> bool:
+        """True once the agent has taken a step, or anything was done in its sandbox or asked of its model."""
+        return bool(self.execs or self.model_calls or any(step.source == "agent" for step in self.steps))
 
     # What a harness calls.
 
@@ -160,11 +166,18 @@ class TrialRecord:
         self._append("exec.jsonl", dump_json(line.model_dump(exclude_none=True)))
 
     def model_call(
-        self, request: Mapping[str, Any], answer: ModelAnswer | None, *, model: str, error: str | None = None
+        self,
+        request: Mapping[str, Any],
+        answer: ModelAnswer | None,
+        *,
+        model: str,
+        error: str | None = None,
+        by_agent: bool = False,
     ) -> None:
-        """Append one call of the model to `model-calls.jsonl`."""
+        """Append one call of the model to `model-calls.jsonl`. `by_agent`: the error is the conversation's fault."""
         self.model_calls += 1
         self.model_errors += error is not None
+        self.endpoint_failed = error is not None and not by_agent
         answered: dict[str, Any] = {}
         if answer is not None:
             usage = {name: getattr(answer.usage, name) for name in answer.usage.__slots__}

@@ -6,6 +6,7 @@ must not be able to move the reader's cursor.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -142,7 +143,9 @@ def _step(step: Step) -> Iterator[tuple[str, str]]:
 
 
 def _call(name: str, arguments: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    command = arguments.get("command")
+    command = arguments.get("command", arguments.get("argv"))
+    if isinstance(command, list):
+        command = shlex.join(map(str, command))
     if isinstance(command, str):
         first, *rest = shorten(command)
         yield "green", f"  $ {first}"
