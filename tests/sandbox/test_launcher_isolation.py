@@ -49,6 +49,39 @@ async def test_every_sandbox_has_its_own_ids(make_room: MakeRoom) -> None:
         assert abs(one.launched.uid_base - two.launched.uid_base) >= 65536
 
 
+def _host_ids(pid: int) -> dict[str, list[int]]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {line[:3]: [int(word) for word in line.split()[1:]] for line in lines if line.startswith(("Uid:", "Gid:"))}
+
+
+async def test_every_guest_has_an_id_that_no_sandbox_has(make_room: MakeRoom) -> None:
+    async with make_room() as one, make_room() as two:
+        guests = [_host_ids(room.launched.pid) for room in (one, two)]
+        for ids in guests:
+            assert len(set(ids["Uid"])) == 1
+            assert ids["Gid"] == ids["Uid"]
+            assert 65536 <= ids["Uid"][0] < min(one.launched.uid_base, two.launched.uid_base)
+        assert guests[0]["Uid"] != guests[1]["Uid"]
+
+
+_FILL_QUEUES = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+attributes = (ctypes.c_long * 8)(0, 10, 8192)
+made = 0
+while made < 1000 and libc.mq_open(b"/q%d" % made, 0o102, 0o600, attributes) >= 0: made += 1
+print(made)
+"""
+
+
+async def test_no_sandbox_uses_up_the_kernels_allowances_of_another(make_room: MakeRoom) -> None:
+    async with make_room() as one, make_room() as two:
+        first = (await one.python(_FILL_QUEUES)).text
+        second = (await two.python(_FILL_QUEUES)).text
+        assert int(first) > 0
+        assert first == second
+
+
 async def test_files_made_by_root_inside_are_stored_as_root_and_owned_outside_the_mount(room: Room) -> None:
     await room.sh("echo x > /tmp/file; chown 1000:1000 /tmp/file; echo y > /tmp/second")
     upper = Path(f"/proc/self/fd/{room.launched.upper_fd}/upper/tmp")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from proctor.common import ConfigError
 from proctor.sandbox.native import seccomp
-from proctor.sandbox.native.launcher import BINARY, default_uid_start
+from proctor.sandbox.native.launcher import BINARY, default_guest_uid, default_uid_start
 from proctor.sandbox.native.plan import (
     Bind,
     CgroupTree,
@@ -240,6 +240,7 @@ def test_the_set_up_is_decoded(decode: Decoder) -> None:
         {"uid_ranges": 0},
         {"guest_uid": 0},
         {"guest_uid": (1 << 20) + 5},  # an id that a sandbox has
+        {"guest_uid": (1 << 20) - 5},  # the sixth guest has one
         {"cgroups": ()},
     ],
 )
@@ -249,10 +250,11 @@ def test_a_set_up_with_dangerous_ids_is_refused(decode: Decoder, change: dict[st
 
 
 def test_every_edge_has_ids_that_a_launcher_accepts(decode: Decoder) -> None:
-    starts = {default_uid_start(f"edge-{number}") for number in range(200)}
-    assert len(starts) == 10
-    for start in starts:
-        setup = LauncherSetup("e", (CgroupTree("*", Path("/cg")),), 8, start, 2048, 0x1FFF_FFFF)
+    edges = [f"edge-{number}" for number in range(200)]
+    assert len({(default_uid_start(edge), default_guest_uid(edge)) for edge in edges}) == 10
+    for edge in edges:
+        trees = (CgroupTree("*", Path("/cg")),)
+        setup = LauncherSetup(edge, trees, 8, default_uid_start(edge), 2048, default_guest_uid(edge))
         assert not decode(encode_setup(setup), "c").startswith("!")
 
 

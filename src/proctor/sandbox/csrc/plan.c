@@ -201,8 +201,9 @@ int config_parse(const unsigned char *data, size_t size, struct config *config, 
     if (more < 0 || config->edge == NULL || config->pool == 0 || config->uid_ranges == 0 || config->cgroup_count == 0)
         return fail(failure, "config-incomplete", EBADMSG);
     uint64_t last = (uint64_t)config->uid_start + (uint64_t)config->uid_ranges * 65536;
-    int inside = config->guest_uid >= config->uid_start && config->guest_uid < last;
-    if (config->uid_start < 65536 || last > 0x7fffffff || config->guest_uid < 65536 || inside)
+    uint64_t last_guest = (uint64_t)config->guest_uid + config->uid_ranges;
+    int overlap = config->guest_uid < last && last_guest > config->uid_start;
+    if (config->uid_start < 65536 || last > 0x7fffffff || config->guest_uid < 65536 || last_guest > 0x7fffffff || overlap)
         return fail(failure, "config-ids", EINVAL);
     return 0;
 }

@@ -89,9 +89,9 @@ struct config {
     struct config_cgroup cgroups[CGROUPS_MAX];
     unsigned cgroup_count;
     uint32_t pool;
-    uint32_t uid_start;
+    uint32_t uid_start;  /* ranges of 65,536 ids, one for each sandbox */
     uint32_t uid_ranges;
-    uint32_t guest_uid;
+    uint32_t guest_uid;  /* as many ids for guests, one for each range */
 };
 
 /* Both keep pointers into `data`, which must outlive the result. */

@@ -1,7 +1,7 @@
 /* The stocker and its slots (see docs/design/launcher.md).
  *
- * The stocker runs with all its capabilities but under the guests' unprivileged uid, so whatever it forks has that uid from
- * birth: an id that no sandbox's map contains. It waits for requests of the launcher and for deaths of slots, nothing else.
+ * The stocker runs with all its capabilities but under the unprivileged uid of the guest that it makes, so what it forks has that
+ * uid from birth: an id that no sandbox's map contains. It waits for requests of the launcher and for deaths of slots, nothing else.
  */
 #include "slots.h"
 
@@ -295,7 +295,7 @@ struct draft {
 /* What the slot will inherit: namespaces that belong to the machine (so that root inside cannot change their settings), and
  * groups. Done with the effective uid 0, which owns those settings and must own the files that hold limits. */
 static int prepare_surroundings(struct stocker *stocker, struct draft *draft, struct failure *failure) {
-    const uid_t guest = stocker->setup->config->guest_uid;
+    const uid_t guest = stocker->setup->config->guest_uid + draft->range;
     if (setresuid((uid_t)-1, 0, (uid_t)-1) < 0) return fail(failure, "stocker-ids", errno);
     int bad = draft->offer.network == NETWORK_OPEN
                   ? (setns(stocker->host_network, CLONE_NEWNET) < 0 ? fail(failure, "network-open", errno) : 0)
@@ -305,7 +305,9 @@ static int prepare_surroundings(struct stocker *stocker, struct draft *draft, st
         bad = cgroups_make_slot(stocker->setup->cgroups, draft->offer.name, guest, &draft->groups, failure);
         if (bad) cgroups_remove_slot(stocker->setup->cgroups, draft->offer.name);
     }
-    if (setresuid((uid_t)-1, guest, (uid_t)-1) < 0) _exit(1);
+    /* A uid for each guest, not one for all: the kernel also counts what a user namespace's processes lock, queue and fork
+     * against the owner of that namespace, and sandboxes must not use up each other's share. */
+    if (setresgid(guest, guest, guest) < 0 || setresuid(guest, guest, guest) < 0) _exit(1);
     return bad;
 }
 
@@ -388,7 +390,7 @@ static _Noreturn void end_all(struct stocker *stocker) {
     _exit(0);
 }
 
-/* The guests' uid with every capability kept; file system ids follow. */
+/* The first guest's uid with every capability kept; file system ids follow. */
 static int take_identity(uint32_t id, struct failure *failure) {
     const unsigned long bits = SECBIT_NO_SETUID_FIXUP | SECBIT_NO_SETUID_FIXUP_LOCKED | SECBIT_NOROOT | SECBIT_NOROOT_LOCKED;
     if (prctl(PR_SET_SECUREBITS, bits) < 0) return fail(failure, "stocker-securebits", errno);

@@ -36,7 +36,8 @@ _RANGES_PER_EDGE = 2048
 _UID_FLOOR = 0x2000_0000
 _UID_SLICES = 10
 """Ids 0x20000000 to 0x6fffffff: above what people, distributions and other container tools use, below 2^31."""
-_GUEST_UID = 0x1FFF_FFFF
+_GUEST_UID_FLOOR = 0x1FF0_0000
+"""Ids of guests: one for each range, below all ranges, in no sandbox's map."""
 _MAX_FDS = 16
 _END_S = 5.0
 
@@ -139,7 +140,7 @@ class Launcher:
             pool=config.pool,
             uid_start=config.uid_start if config.uid_start is not None else default_uid_start(config.edge),
             uid_ranges=config.uid_ranges,
-            guest_uid=_GUEST_UID,
+            guest_uid=default_guest_uid(config.edge),
         )
         try:
             with anyio.fail_after(config.start_timeout_s):
@@ -332,7 +333,16 @@ def _spawn(binary: Path, sock: socket.socket) -> subprocess.Popen[bytes]:
 
 def default_uid_start(edge: str) -> int:
     """The first id of the slice that belongs to the Edge called `edge`."""
-    return _UID_FLOOR + (zlib.crc32(edge.encode()) % _UID_SLICES) * _RANGES_PER_EDGE * 65536
+    return _UID_FLOOR + _slice(edge) * _RANGES_PER_EDGE * 65536
+
+
+def default_guest_uid(edge: str) -> int:
+    """The first guest's id of the Edge called `edge`."""
+    return _GUEST_UID_FLOOR + _slice(edge) * _RANGES_PER_EDGE
+
+
+def _slice(edge: str) -> int:
+    return zlib.crc32(edge.encode()) % _UID_SLICES
 
 
 def _launched(reply: LaunchReply, fds: list[int]) -> Launched:
