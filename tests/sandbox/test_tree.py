@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import subprocess
 import tarfile
 import tempfile
 from dataclasses import dataclass
@@ -392,3 +393,24 @@ def test_a_stream_that_ends_early_is_not_a_tree(tmp_path: Path) -> None:
         tree_to_directory([encode(Record("F", b"f", 0o644, size=10)), b"short"], tmp_path / "t")
     with pytest.raises(GuestProtocolError):
         tree_to_directory([encode(Record("D", b"d", 0o755)), end_record(2)], tmp_path / "t")
+
+
+def test_what_cannot_be_read_or_written_here_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TreeError, match="Not a directory"):
+        parse(directory_to_tree(tmp_path / "file"))
+    with pytest.raises(TreeError, match="cannot be written here"):
+        tree_to_directory(stream_of({}), tmp_path / "file/t")
+
+
+@pytest.mark.sandbox
+def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
+    mount = tmp_path / "small"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "proctor-test", str(mount)], check=True)
+    try:
+        stream = [encode(Record("F", b"", 0o644, size=1 << 20)), bytes(1 << 20), bytes(4), end_record(1)]
+        with pytest.raises(TreeError, match="No space left"):
+            tree_to_directory(stream, mount / "file")
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)

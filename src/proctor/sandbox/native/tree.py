@@ -171,6 +171,13 @@ def tar_to_tree(stream: IO[bytes], *, limits: TreeLimits = DEFAULT_LIMITS, links
 
 def directory_to_tree(root: Path, *, limits: TreeLimits = DEFAULT_LIMITS) -> Iterator[bytes]:
     """The tree stream of a local directory's content. Links stay links; sockets, fifos and devices are refused."""
+    try:
+        yield from _read_tree(root, limits)
+    except OSError as error:
+        raise TreeError(f"cannot be read: {error.strerror}", field=str(error.filename or root)) from error
+
+
+def _read_tree(root: Path, limits: TreeLimits) -> Iterator[bytes]:
     catalogue, writer = _Catalogue(limits), _Writer()
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -318,7 +325,13 @@ def tree_to_directory(
     """Write a tree stream below the local directory `target` (made if absent), or, if the tree is one file or link, as
     `target` itself; returns what was not carried. Links are written as links, never followed; set-id bits are cut.
     """
-    source = TreeSource(chunks)
+    try:
+        return _write_tree(TreeSource(chunks), target, limits)
+    except OSError as error:
+        raise TreeError(f"cannot be written here: {error.strerror}", field=str(target)) from error
+
+
+def _write_tree(source: TreeSource, target: Path, limits: TreeLimits) -> list[Skipped]:
     records = source.records()
     first = next(records, None)
     if first is None:
