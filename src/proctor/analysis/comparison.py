@@ -1,4 +1,4 @@
-"""What a comparison of agents comes to, as values: who was compared, on what, by which tests, and which words it earned.
+"""What a comparison of agents comes to, as values: who was compared, on what, by which tests, which words it earned.
 
 `proctor.analysis.claims.compare` makes a `Comparison`; `proctor compare` prints it and reports draw it. Differences are
 always *contender minus baseline*, in points of the score (0.05 is five percentage points).
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from proctor.analysis.proportions import Interval
+if TYPE_CHECKING:
+    from proctor.analysis.proportions import Interval
 
 Word = Literal["better", "worse", "not distinguishable"]
 GateVerdict = Literal["pass", "fail", "inconclusive"]
@@ -38,7 +39,7 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
+class PValue:
     """One p-value. `formula` names the test and how it was computed; the one with `primary` decides the word."""
 
     formula: str
@@ -109,7 +110,7 @@ class Claim:
     worst: float
     best: float
     discordance: Discordance | None
-    tests: tuple[Test, ...]
+    tests: tuple[PValue, ...]
     p: float
     p_adjusted: float
     alpha: float
