@@ -107,7 +107,7 @@ def test_an_interrupt_ends_the_sandbox_and_is_130(home: Path) -> None:
     assert client.stdout.readline() == b"up\n"
     client.send_signal(signal.SIGINT)
     _, errors = client.communicate(timeout=20)
-    assert (client.returncode, errors) == (130, b"proctor: interrupted\n")
+    assert (client.returncode, errors.strip()) == (130, b"proctor: interrupted")
     assert [path.name for path in (home / "edges").iterdir()] == ["lock"]
 
 

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from proctor.sandbox.images import ImageStore
+    from proctor.sandbox.native.cgroup import SlotGroup
     from proctor.sandbox.native.plan import Plan
 
 log = logging.getLogger(__name__)
@@ -413,15 +414,13 @@ class Edge:
         self._buried.set()
 
     async def _bury_all(self, batch: list[_Waste]) -> None:
-        descriptors: list[int] = []
-        for waste in batch:
-            descriptors += waste.descriptors
-            if waste.incarnation is not None:
-                await self._remove_group(waste.incarnation)
-                point("close:after-cgroup")
-                descriptors += waste.incarnation.descriptors()
-        if descriptors:
-            await anyio.to_thread.run_sync(_close_all, descriptors)
+        ended = [waste.incarnation for waste in batch if waste.incarnation is not None]
+        descriptors = [descriptor for waste in batch for descriptor in waste.descriptors]
+        descriptors += [descriptor for incarnation in ended for descriptor in incarnation.descriptors()]
+        if ended or descriptors:
+            for group in await anyio.to_thread.run_sync(_remove, [one.group for one in ended], descriptors):
+                await self._remove_busy(group)
+        self._closing_slots.difference_update(incarnation.launched.slot for incarnation in ended)
         for waste in batch:
             if waste.box is not None:
                 point("close:after-upper")
@@ -432,12 +431,12 @@ class Edge:
                 self._changed.set()
                 self._changed = anyio.Event()
 
-    async def _remove_group(self, incarnation: Incarnation) -> None:
+    async def _remove_busy(self, group: SlotGroup) -> None:
+        """A group that a dying process was still in, or that has groups of commands below it."""
         try:
-            await incarnation.group.remove()
+            await group.remove()
         except InfraError as error:
             log.warning("%s (the sweep will try again)", error.line())
-        self._closing_slots.discard(incarnation.launched.slot)
 
     def _note(self, box_id: str, state: State, **fields: Any) -> None:
         """Journal an end. It happens whether or not it can be written down; a later sweep finds nothing to do."""
@@ -470,9 +469,20 @@ class _Waste:
     box: Box | None = None
 
 
-def _close_all(descriptors: list[int]) -> None:
+def _remove(groups: list[SlotGroup], descriptors: list[int]) -> list[SlotGroup]:
+    """Remove control groups that are empty already, as most are, and close descriptors; returns the others. Blocking."""
+    busy = []
+    for group in groups:
+        try:
+            for directory in group.layout.edge_directories(group.edge):
+                with suppress(FileNotFoundError):
+                    os.rmdir(directory / group.name)
+        except OSError:
+            busy.append(group)
+        point("close:after-cgroup")
     for descriptor in descriptors:
         os.close(descriptor)
+    return busy
 
 
 @asynccontextmanager
