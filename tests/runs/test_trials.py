@@ -14,7 +14,7 @@ from proctor.models.scripted import ScriptedServer, call, calls, fault, say
 from proctor.runs.atif import read_trajectory
 from proctor.runs.engine import Execution, execute
 from proctor.runs.examiner import opened
-from proctor.runs.formats import ExecLine, ModelCallLine, ReceiptFile, TrialResult, dump_json, load, parse
+from proctor.runs.formats import DiffFile, ExecLine, ModelCallLine, ReceiptFile, TrialResult, dump_json, load, parse
 from proctor.runs.outcome import Outcome
 from proctor.runs.preparation import prepare_all
 from proctor.runs.progress import LineProgress
@@ -192,6 +192,42 @@ async def test_a_candidate_that_exhausts_its_room_buys_no_retry(command: str, ru
     assert result.tries == 1
     assert result.outcome in (Outcome.UNRESOLVED, Outcome.AGENT_LIMIT)
     assert load(ReceiptFile, directory / "receipt.json").agent
+
+
+NASTY = r"""
+printf 42 > answer.txt
+printf x > "$(printf 'a\377\nb')"
+mkfifo pipe; ln -s / root; ln -s loop loop; mkdir -p .tmp-x 'sp ace'
+python3 - <<'PY'
+import os, socket
+for _ in range(400):
+    os.mkdir("d" * 100); os.chdir("d" * 100)
+open("deep", "w").write("x")
+os.chdir("/app")
+socket.socket(socket.AF_UNIX).bind("sock")
+with open("sparse", "wb") as file:
+    file.truncate(30 << 20)
+for number in range(3000):
+    open(f"many-{number}", "w").close()
+PY
+chmod 000 answer.txt; chmod 4755 sparse; touch -d 1900-01-01 pipe
+"""
+
+
+async def test_a_nasty_disk_is_recorded_and_graded(run: Callable[..., Any]) -> None:
+    """Undecodable names, links to everywhere, a path longer than any system call takes, a mode that forbids reading."""
+
+    async def acts(context: HarnessContext) -> AgentResult:
+        done = await context.room.bash(NASTY)
+        assert done.ok, done.error_text
+        return AgentResult(StopReason.FINISHED)
+
+    result, directory = await run(acting(acts))
+    assert (result.tries, result.verdict is not None) == (1, True), result.detail
+    diff = load(DiffFile, directory / "diff.json")
+    assert len(diff.entries) > 3400
+    assert "/app/a\udcff\nb" in {entry.path for entry in diff.entries}
+    assert (directory / "diff.tar.zst").stat().st_size > 0
 
 
 async def test_bad_options_stop_the_run_with_one_error(tmp_path: Path) -> None:

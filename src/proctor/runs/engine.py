@@ -286,7 +286,8 @@ def single_error() -> Iterator[None]:
 
 
 def cause(error: BaseException) -> Exception:
-    """The error that counts in a group of them: one that stops the run before one of the machinery before any other."""
+    """The error that counts in a group of them: one that stops the run before one of the machinery before any
+    other."""
     leaves = list(_leaves(error))
     for kind in (RecordError, InfraError, ProctorError, Exception):
         for leaf in leaves:

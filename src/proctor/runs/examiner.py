@@ -6,6 +6,7 @@ for room while it holds some.
 
 from __future__ import annotations
 
+import errno
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,18 +17,19 @@ from proctor.agents.registry import load_harness
 from proctor.agents.runner import run_harness
 from proctor.common import ConfigError, InfraError
 from proctor.grading import collect, grade
+from proctor.grading.contract import Grade
 from proctor.grading.deliverable import Collected
 from proctor.models.contract import ModelClient, ModelError, ModelFault
 from proctor.runs.formats import Stage
-from proctor.runs.outcome import Outcome, Verdict, from_grade, from_model_failure
+from proctor.runs.outcome import Outcome, Verdict, describe, from_grade, from_model_failure
 from proctor.runs.plan import effective_limits
+from proctor.runs.text import brief
 from proctor.sandbox.contract import Lifecycle, Resources, SandboxLost, SandboxSpec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
     from typing import Any
 
-    from proctor.grading.contract import Grade
     from proctor.models.contract import ModelAnswer, ModelSpec
     from proctor.runs.engine import Examiner
     from proctor.runs.plan import RunPlan, TrialPlan
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 _MARGIN_S = 300.0
 """How much longer than its harness a sandbox may live: start, collection and, for a live deliverable, grading."""
 _MAX_ARCHIVE_BYTES = 1 << 30
+_BUILT_BY_AGENT = frozenset({errno.ENAMETOOLONG, errno.ELOOP})
 _ADMISSION_DEADLINE_S = 24 * 3600.0
 
 
@@ -166,8 +169,14 @@ class TrialExaminer:
         record.stages.enter(Stage.COLLECTION)
         if task.carry.kind != "live" and (remaining := await box.kill_all()):
             raise InfraError(f"{remaining} processes of sandbox {box.id} survived being killed")
-        await keep_changes(box, record)
-        collected = await collect(task, box)
+        try:
+            await keep_changes(box, record)
+        except OSError as error:
+            record.diff([], archive=f"not kept: {blame(error)}")
+        try:
+            collected = await collect(task, box)
+        except OSError as error:
+            collected = Collected(kind=task.carry.kind, problem=f"what was left cannot be read: {blame(error)}")
         if collected.patch is not None:
             record.put_bytes("deliverable.patch", collected.patch.encode("utf-8", "surrogateescape"))
         return collected
@@ -176,6 +185,9 @@ class TrialExaminer:
         record.stages.enter(Stage.GRADING_ARCHIVE)
         try:
             verdict = await grade(task, collected, edge=self._edge, image=image)
+        except OSError as error:
+            why = f"what was left cannot be carried: {blame(error)}"
+            verdict = Grade("unresolved", False, {"reward": 0.0}, carry=task.carry.kind, error=why)
         finally:
             if collected.layer is not None:
                 with anyio.CancelScope(shield=True):
@@ -211,8 +223,8 @@ class PredictionExaminer:
 
 
 def longest_s(task: Task, limits: AgentLimits) -> float:
-    """After how many seconds a trial that was admitted must have ended: everything in it has a deadline of its own, so
-    passing this one means that something of ours hangs. Grading may run the tests three times."""
+    """After how many seconds a trial that was admitted must have ended: everything in it has a deadline of its own,
+    so passing this one means that something of ours hangs. Grading may run the tests three times."""
     return limits.total_s + 3 * (task.verifier.timeout_s + _MARGIN_S)
 
 
@@ -257,6 +269,17 @@ async def wait_until_healthy(box: Sandbox, task: Task) -> None:
         await anyio.sleep(float(check.get("start_interval_sec" if starting else "interval_sec", 5.0)))
     raise InfraError(f"the environment of {task.name} never became healthy: exit code {result.exit_code}",
                      field="environment.healthcheck")  # fmt: skip
+
+
+def blame(error: OSError) -> str:
+    """One line on an error met in reading what the agent left on its disk, if only the agent can have caused it: a path
+    longer than any system call takes, links in a circle. That must not be a way out of the denominator.
+
+    Raises InfraError for every other error: then the host is at fault, or we are.
+    """
+    if error.errno not in _BUILT_BY_AGENT:
+        raise InfraError(f"the disk of the sandbox cannot be read: {error.strerror or error}") from error
+    return brief(describe(error), 200)
 
 
 async def keep_changes(box: Sandbox, record: TrialRecord) -> None:

@@ -131,7 +131,9 @@ def backoff_s(tries: int, jitter: float) -> float:
 
 
 def describe(error: BaseException) -> str:
-    """An exception as one line: our own errors by their message, others with their class."""
+    """An exception as one line of at most 500 characters: our own errors by their message, others with their
+    class."""
     text = " ".join(str(error).split())
     own = type(error).__module__.startswith("proctor.")
-    return text if own and text else f"{type(error).__name__}: {text}" if text else type(error).__name__
+    line = text if own and text else f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return line if len(line) <= 500 else f"{line[:499]}…"

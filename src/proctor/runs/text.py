@@ -44,10 +44,10 @@ def shorten(text: str) -> list[str]:
     return [safe(line) for line in lines]
 
 
-def brief(value: object) -> str:
-    """A value in at most about sixty characters on one line."""
+def brief(value: object, width: int = 60) -> str:
+    """A value in at most about `width` characters on one line."""
     text = safe(value if isinstance(value, str) else str(value))
-    return repr(text) if len(text) <= 60 else f"{text[:60]!r}…"
+    return repr(text) if len(text) <= width else f"{text[:width]!r}…"
 
 
 def quantity(name: str, value: object) -> str:
