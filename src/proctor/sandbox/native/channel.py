@@ -280,14 +280,16 @@ class GuestChannel(GuestFiles):
             if timeout_s is None:
                 await state.done.wait()
                 return
+            # The event is asked, not the scope: a loop that was busy past the deadline may find both true at once.
             with anyio.move_on_after(timeout_s):
                 await state.done.wait()
+            if state.done.is_set():
                 return
             state.kill(reason)
             with anyio.move_on_after(_KILL_S):
                 await state.done.wait()
-                return
-            self._lose("the guest could not kill a command")
+            if not state.done.is_set():
+                self._lose("the guest could not kill a command")
         except anyio.get_cancelled_exc_class():
             state.on_data = None
             state.kill(EndReason.KILLED)
