@@ -470,7 +470,7 @@ class _Waste:
 
 
 def _remove(groups: list[SlotGroup], descriptors: list[int]) -> list[SlotGroup]:
-    """Remove control groups that are empty already, as most are, and close descriptors; returns the others. Blocking."""
+    """Remove control groups that are empty already, as most are; returns the others. Close descriptors. Blocking."""
     busy = []
     for group in groups:
         try:
