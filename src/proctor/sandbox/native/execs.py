@@ -6,6 +6,7 @@ import errno
 import os
 import time
 from collections import deque
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import anyio
@@ -347,6 +348,18 @@ class GuestProcess:
         finally:
             self._readers -= 1
             self._drain_if_unread()
+
+    async def stdout_batches(self) -> AsyncGenerator[bytes, None]:
+        """Standard output in pieces as big as what has arrived (at most a window); anything else is captured."""
+        async with aclosing(self.output()) as chunks:
+            async for name, data in chunks:
+                batch = [data] if name == "stdout" else []
+                while self._chunks:
+                    sub, more = self._pop()
+                    if sub == STDOUT:
+                        batch.append(more)
+                if batch:
+                    yield b"".join(batch)
 
     def _drain_if_unread(self) -> None:
         if self._draining and not self._readers:

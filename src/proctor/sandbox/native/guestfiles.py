@@ -110,15 +110,14 @@ class GuestFiles(ABC):
         state = await self._start_operation("pack", (path,), user=user, stdin=False)
         process = self._operation_process(state, _MESSAGE)
         try:
-            async with aclosing(process.output()) as chunks:
+            async with aclosing(process.stdout_batches()) as batches:
                 while True:
                     try:
                         with anyio.fail_after(_STALL_S):
-                            name, data = await anext(chunks)
+                            batch = await anext(batches)
                     except StopAsyncIteration:
                         break
-                    if name == "stdout":
-                        yield data
+                    yield batch
             check_operation(await process.wait(), path)
         except TimeoutError:
             raise FileError("reading made no progress", errno=errno_names.ETIMEDOUT, path=path) from None
