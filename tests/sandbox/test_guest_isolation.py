@@ -181,7 +181,11 @@ async def test_a_removed_working_directory_is_a_result(make_room: MakeRoom) -> N
 
 async def test_exhausted_processes_are_named(make_room: MakeRoom) -> None:
     async with make_room() as room:
-        hoard = "import os, time\ntry:\n  while os.fork(): pass\nexcept OSError: pass\ntime.sleep(4242)"
+        # It keeps trying: its first refusal may have come while one of the commands below held the last place.
+        hoard = (
+            "import os, time\nwhile True:\n  try:\n    if not os.fork(): time.sleep(4242)\n"
+            "  except OSError: time.sleep(0.01)"
+        )
         hog = await room.channel.start(["/usr/bin/python3", "-c", hoard], env=ENV)
         result = None
         with anyio.fail_after(20):
