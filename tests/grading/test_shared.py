@@ -63,7 +63,7 @@ async def image_of(task: Task) -> Any:
         pytest.skip(f"{task.name}: no image here: {error}")
 
 
-async def attempt(edge: Edge, task: Task, image: Any, *, oracle: bool) -> Grade:
+async def attempt(edge: Edge, task: Task, image: Any, *, oracle: bool, then: str = "") -> Grade:
     where = task.environment
     resources = Resources(memory_mb=where.memory_mb, disk_mb=where.storage_mb, pids=1024)
     box = await edge.create(SandboxSpec(image=image, workdir=where.workdir, env=dict(where.env), resources=resources))
@@ -76,6 +76,8 @@ async def attempt(edge: Edge, task: Task, image: Any, *, oracle: bool) -> Grade:
             script = task.solution.script.relative_to(task.solution.directory)
             done = await box.exec(["/bin/bash", f"/solution/{script}"], env=task.solution.env, timeout_s=300)
             assert done.exit_code is not None
+        if then:
+            await box.exec(["/bin/bash", "-c", then], timeout_s=60, keep=True)
         collected = await collect(task, box)
     return await grade(task, collected, image=image, edge=edge)
 
@@ -149,3 +151,54 @@ async def test_harbor_task(edge: Edge, name: str) -> None:
     null = await attempt(edge, task, image, oracle=False)
     assert (gold.verdict, gold.rewards) == ("resolved", {"reward": 1.0}), (gold.error, gold.findings, gold.logs)
     assert (null.verdict, null.rewards) == ("unresolved", {"reward": 0.0})
+
+
+ALGO = "/app/repo/algo.py"
+CHEATS = {
+    "os._exit(0)": f"echo 'import os; os._exit(0)' > {ALGO}",
+    "os._exit(0) when called": f"printf 'import os\\ndef map(g): os._exit(0)\\n' > {ALGO}",
+    "patched report class": f"""cat > {ALGO} <<'X'
+import _pytest.reports as r
+old = r.TestReport.from_item_and_call.__func__
+def forged(cls, item, call):
+    report = old(cls, item, call)
+    report.outcome, report.longrepr = "passed", None
+    return report
+r.TestReport.from_item_and_call = classmethod(forged)
+map = lambda g: 0
+X""",
+    "patched test function": f"""cat > {ALGO} <<'X'
+import _pytest.python
+_pytest.python.Function.runtest = lambda self: None
+map = lambda g: 0
+X""",
+    "conftest rewrites outcomes": "for d in / /app /app/repo /tests /root /logs; do cat > $d/conftest.py <<'X'\n"
+    "import pytest\n@pytest.hookimpl(hookwrapper=True)\ndef pytest_runtest_makereport(item, call):\n"
+    "    outcome = yield\n    outcome.get_result().outcome = 'passed'\nX\ndone",
+    "forged lines": f"echo \"print('PASSED ../tests/test_outputs.py::test_algo_map_function_with_test_input')\" > {ALGO}",
+    "sitecustomize": "for d in /app /app/repo / /root $(python3 -c 'import sys; print(*sys.path)'); do"
+    " echo 'import os; os._exit(0)' > $d/sitecustomize.py; done 2>/dev/null",
+    "background writer": "(setsid sh -c 'while true; do mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt;"
+    " done' >/dev/null 2>&1 &)",
+    "writer inside the test run": f"""cat > {ALGO} <<'X'
+import os
+if os.fork() == 0:
+    os.setsid()
+    while True:
+        try: open("/logs/verifier/reward.txt", "w").write("1")
+        except OSError: pass
+map = lambda g: 0
+X""",
+    "programs on the path": "for d in /usr/local/bin /root/.local/bin /usr/bin; do"
+    " printf '#!/bin/sh\\nexit 0\\n' > $d/uvx; chmod +x $d/uvx; done 2>/dev/null; true",
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+async def test_cheating_at_a_harbor_task_gains_nothing(edge: Edge, cheat: str) -> None:
+    """Everything right but the algorithm, and a trick in its place."""
+    task = load_task(DATA / "harbor" / "merge-diff-arc-agi-task")
+    image = await image_of(task)
+    wrong = f"printf 'def map(g): return g\\n' > {ALGO}\n"
+    result = await attempt(edge, task, image, oracle=True, then=wrong + CHEATS[cheat])
+    assert result.verdict == "unresolved", result

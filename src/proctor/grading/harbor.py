@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from proctor.common import ConfigError, InfraError
 from proctor.grading.contract import GradeFinding
 from proctor.grading.guard import RewardGuard
 from proctor.grading.reward import MAX_REWARD_BYTES, BadReward, Rewards, parse_json, parse_text
-from proctor.grading.room import discard
+from proctor.grading.room import discard, place_toolkit
+from proctor.grading.witness import Witness, place_witness
 from proctor.sandbox.contract import EndReason, FileError, OutputLimit
 
 if TYPE_CHECKING:
@@ -49,15 +50,19 @@ async def run_verifier(box: Sandbox, verifier: Verifier, *, workdir: str, in_pla
     await box.upload(verifier.tests_dir, TESTS)
     await _fresh_logs(box, verifier.user)
     script = f"{TESTS}/{verifier.script.relative_to(verifier.tests_dir)}"
+    await place_toolkit(box)
+    await place_witness(box)
+    witness = Witness.new()
     async with RewardGuard(box, LOGS) as guard:
         result = await guard.beside(
             box.exec(
                 [*_interpreter(verifier.script), script],
                 cwd=workdir,
-                env=verifier.env,
+                env=witness.environment({**box.image.env, **box.spec.env, **verifier.env}),
                 user=verifier.user,
                 timeout_s=verifier.timeout_s,
                 limit=_LIMIT,
+                report_fd=witness.report_fd,
             )
         )
         if result.reason in (EndReason.GUEST_LOST, EndReason.EDGE_LOST, EndReason.KILLED):
@@ -65,7 +70,14 @@ async def run_verifier(box: Sandbox, verifier: Verifier, *, workdir: str, in_pla
         if not in_place and await box.kill_all():
             raise InfraError("processes of the clean room survived being killed")
         findings = [*_leftovers(result), *await guard.findings()]
-    return await _read(box, verifier.tests_dir, result, findings)
+    run = await _read(box, verifier.tests_dir, result, findings)
+    doubts = witness.doubts(result.report)
+    if not doubts:
+        return run
+    run = replace(run, findings=(*run.findings, *doubts))
+    if run.rewards is None or not run.rewards.resolved:
+        return run
+    return replace(run, rewards=None, error=doubts[0].detail, by_candidate=True)
 
 
 async def _fresh_logs(box: Sandbox, user: str | None) -> None:

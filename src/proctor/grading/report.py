@@ -75,6 +75,15 @@ class Result(_Frame):
     status: Literal["passed", "skipped", "xfailed", "xpassed", "failed", "error"]
 
 
+class Session(_Frame):
+    """What a witness saw of a verifier's own pytest session."""
+
+    t: Literal["session"]
+    tests: int
+    conflicts: int
+    decoy: Literal["failed", "passed", "unknown"]
+
+
 class End(_Frame):
     """Last frame, sent after the runner returned."""
 
@@ -82,7 +91,7 @@ class End(_Frame):
     code: int
 
 
-Frame = Start | Collected | Phase | Result | End
+Frame = Start | Collected | Phase | Result | Session | End
 _ADAPTER: TypeAdapter[Frame] = TypeAdapter(Annotated[Frame, Field(discriminator="t")])
 
 
@@ -110,6 +119,7 @@ class Report:
     tests: Mapping[str, Seen] = field(default_factory=dict)
     duplicates: frozenset[str] = frozenset()
     broken: str = ""
+    session: Session | None = None
     forged: bool = False
     """`broken` because bytes came that were not made with the nonce."""
 
@@ -204,6 +214,7 @@ def _assemble(frames: list[Frame], problem: str, forged: bool) -> Report:
         tests=results,
         duplicates=frozenset(name for name, count in counts.items() if count > 1),
         broken=problem,
+        session=next((frame for frame in frames if isinstance(frame, Session)), None),
         forged=forged,
     )
 

@@ -16,7 +16,7 @@ class Channel(object):
 
     __slots__ = ("send",)
 
-    def __init__(self, fd, nonce):
+    def __init__(self, fd, nonce, prefix=""):
         import fcntl
         import hashlib
         import hmac
@@ -41,7 +41,7 @@ class Channel(object):
             body = encode(fields).encode("ascii")
             mac = new(state["key"], state["mac"] + body, sha).hexdigest().encode("ascii")
             state["mac"], state["seq"] = mac, state["seq"] + 1
-            data = mac + b" " + body + b"\n"
+            data = prefix.encode("ascii") + mac + b" " + body + b"\n"
             while data:
                 data = data[write(hidden, data) :]
 
