@@ -97,7 +97,11 @@ class TestRun:
         assert done.stderr.count(b"\n") == 1
 
 
-def test_an_interrupt_ends_the_sandbox_and_is_130(home: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "line"),
+    [(signal.SIGINT, 130, b"proctor: interrupted"), (signal.SIGTERM, 143, b"")],
+)
+def test_a_signal_ends_the_sandbox(home: Path, number: signal.Signals, code: int, line: bytes) -> None:
     client = subprocess.Popen(
         [sys.executable, "-m", "proctor", "box", "run", *SMALL, "--", "sh", "-c", "echo up; sleep 1000"],
         stdout=subprocess.PIPE,
@@ -105,9 +109,9 @@ def test_an_interrupt_ends_the_sandbox_and_is_130(home: Path) -> None:
     )
     assert client.stdout is not None
     assert client.stdout.readline() == b"up\n"
-    client.send_signal(signal.SIGINT)
+    client.send_signal(number)
     _, errors = client.communicate(timeout=20)
-    assert (client.returncode, errors.strip()) == (130, b"proctor: interrupted")
+    assert (client.returncode, errors.strip()) == (code, line)
     assert [path.name for path in (home / "edges").iterdir()] == ["lock"]
 
 

@@ -92,6 +92,7 @@ def apply(export: Path, root: Path) -> None:
     """What the OCI specification says about applying a layer, in its simplest form."""
     data = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(export.read_bytes())).read()
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        tar.extraction_filter = lambda member, _: member  # our own archive, set-id bits and all
         for member in tar:
             path = root / member.name
             if path.name == ".wh..wh..opq":
@@ -102,7 +103,7 @@ def apply(export: Path, root: Path) -> None:
             else:
                 if os.path.lexists(path) and not (member.isdir() and path.is_dir() and not path.is_symlink()):
                     remove(path)
-                tar.extract(member, root, numeric_owner=True, filter="fully_trusted")
+                tar.extract(member, root, numeric_owner=True)
 
 
 def remove(path: Path) -> None:

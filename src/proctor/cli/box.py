@@ -90,16 +90,24 @@ def run(
 async def _run_here(
     spec: SandboxSpec, command: tuple[str, ...], timeout_s: float | None, stdin: bytes | None, as_json: bool
 ) -> int:
+    import asyncio
+    import signal
     from dataclasses import asdict
+
+    import anyio
 
     from proctor.sandbox import Edge
 
-    # One slot is enough for one sandbox; the pool would only be made to be thrown away.
-    async with Edge(pool_size=1) as edge, await edge.create(spec) as made:
-        result = await made.exec(
-            command, stdin=stdin, timeout_s=timeout_s, on_output=None if as_json else write_through
-        )
-        receipt = await made.close()
+    with anyio.CancelScope() as scope:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, scope.cancel)
+        # One slot is enough for one sandbox; a pool would only be made to be thrown away.
+        async with Edge(pool_size=1) as edge, await edge.create(spec) as made:
+            result = await made.exec(
+                command, stdin=stdin, timeout_s=timeout_s, on_output=None if as_json else write_through
+            )
+            receipt = await made.close()
+    if scope.cancelled_caught:
+        return 128 + signal.SIGTERM
     if as_json:
         click.echo(json.dumps({"result": result_as_json(result), "receipt": asdict(receipt)}, indent=2, default=str))
     return exit_code(result)
