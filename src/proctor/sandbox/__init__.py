@@ -11,7 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from proctor.sandbox.contract import (
+    Backend,
     DiffEntry,
+    DiskDriver,
     EndReason,
     ExecResult,
     FileError,
@@ -29,6 +31,7 @@ from proctor.sandbox.contract import (
     Process,
     Receipt,
     Resources,
+    Runtime,
     Sandbox,
     SandboxError,
     SandboxLost,
@@ -43,7 +46,9 @@ if TYPE_CHECKING:
     from proctor.sandbox.images import ImageStore
 
 __all__ = [
+    "Backend",
     "DiffEntry",
+    "DiskDriver",
     "Edge",
     "EndReason",
     "ExecResult",
@@ -64,6 +69,7 @@ __all__ = [
     "Process",
     "Receipt",
     "Resources",
+    "Runtime",
     "Sandbox",
     "SandboxError",
     "SandboxLost",
