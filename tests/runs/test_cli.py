@@ -11,6 +11,7 @@ from tests.runs.toys import make_toy
 
 from proctor.cli.main import main
 from proctor.cli.run import SECTIONS, run
+from proctor.runs.formats import RunLock, load
 from proctor.runs.lock import differences, make_lock, write_lock
 
 if TYPE_CHECKING:
@@ -92,11 +93,23 @@ def test_a_lock_says_what_has_changed() -> None:
         "task task-3: new": {"tasks": 4},
         "task task-2: gone": {"tasks": 2},
         "limits": {"limits": {"steps": 3}},
+        "condition: plain then, noisy now": {"condition": "noisy"},
         "predictions_digest": {"predictions_digest": "sha256:0"},
     }
     for words, arguments in changes.items():
         found = differences(old, make_lock(make_plan(**arguments), {}))  # type: ignore[arg-type]
         assert any(words in line for line in found), (words, found)
+
+
+def test_a_lock_from_before_a_field_was_added_still_loads(tmp_path: Path) -> None:
+    write_lock(tmp_path, make_lock(make_plan(), {}))
+    old = json.loads((tmp_path / "run.json").read_text())
+    del old["condition"]
+    for task in old["tasks"]:
+        for name in ("difficulty", "capabilities", "domain", "cluster"):
+            del task[name]
+    (tmp_path / "run.json").write_text(json.dumps(old))
+    assert differences(load(RunLock, tmp_path / "run.json"), make_lock(make_plan(), {})) == []
 
 
 def test_the_lock_holds_harness_and_model_apart_and_no_key(monkeypatch: pytest.MonkeyPatch) -> None:

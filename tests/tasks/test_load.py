@@ -79,6 +79,8 @@ name = "org/thing"
 authors = [{ name = "A", email = "a@example.org" }]
 [metadata]
 difficulty = "hard"
+category = "files"
+repo = "org/repo"
 when = 2024-01-02
 [agent]
 timeout_sec = 900
@@ -125,11 +127,20 @@ total_s = 60
     assert task.artifacts[1]["exclude"] == ["*.tmp"]
     assert task.carry == Carry("paths", paths=("/app/out.txt",))
     assert task.difficulty == "hard"
+    assert (task.domain, task.cluster) == ("files", "org/repo")
     assert task.source == "somewhere"
     assert task.date == "2026-11-30"
     assert task.capabilities == ("files",)
-    assert json.dumps(task.metadata) == '{"difficulty": "hard", "when": "2024-01-02"}'
+    assert json.dumps(task.metadata | {"repo": 0}) == '{"difficulty": "hard", "category": "files", "repo": 0, "when": "2024-01-02"}'
     assert task.agent_limits() == AgentLimits(total_s=60, steps=7)
+
+
+def test_domain_and_cluster_of_our_own_table_win(make_task: MakeTask) -> None:
+    toml = GOOD_TOML.replace("[agent]", '[metadata]\ncategory = "files"\nrepo = 3\n[agent]')
+    task = load_task(make_task(toml))
+    assert (task.domain, task.cluster) == ("files", None)
+    task = load_task(make_task(toml), overlay={"domain": "data", "cluster": "templates"})
+    assert (task.domain, task.cluster) == ("data", "templates")
 
 
 def test_the_agents_time_limit_is_the_trials_unless_ours_says_otherwise(make_task: MakeTask) -> None:

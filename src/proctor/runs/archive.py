@@ -88,6 +88,7 @@ def trial_result(run_id: str, attempt: Attempt, record: TrialRecord, verdict: Ve
         rewards=dict(grade.rewards) if grade else {},
         steps=len(record.steps),
         execs=record.execs,
+        tool_calls=sum(len(step.tool_calls) for step in record.steps),
         model_errors=record.model_errors,
         usage=total_usage(record.steps),
         returned_models=record.returned_models,

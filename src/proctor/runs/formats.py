@@ -85,6 +85,11 @@ class TaskLock(_Record):
     image_digest: str | None = None
     split: str = "public"
     weight: float = 1.0
+    difficulty: str | None = None
+    capabilities: list[str] = []
+    domain: str | None = None
+    cluster: str | None = None
+    """What tasks share that succeed or fail together; absent: the task stands alone."""
     limits: dict[str, float | None] = {}
     """What a trial of the task may use: Proctor's defaults, the task's own, then the run's."""
     notes: list[str] = []
@@ -132,6 +137,8 @@ class RunLock(_Record):
     attempts: int
     seed: int
     limits: dict[str, float]
+    condition: str = "plain"
+    """What the trials ran under: `plain`, or the name of a perturbation, a fault profile or an ablation."""
     predictions: str | None = None
     predictions_digest: str | None = None
     host: HostFacts
@@ -171,6 +178,8 @@ class TrialResult(_Record):
     rewards: dict[str, float] = {}
     steps: int = 0
     execs: int = 0
+    tool_calls: int | None = None
+    """Calls of tools in the trajectory; absent in records of earlier versions."""
     model_errors: int = 0
     usage: UsageTotals = UsageTotals()
     returned_models: list[str] = []

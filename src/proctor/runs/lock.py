@@ -61,6 +61,10 @@ def make_lock(plan: RunPlan, images: Mapping[str, ImageFact]) -> RunLock:
                 image_digest=images[entry.task.name].digest if entry.task.name in images else None,
                 split=entry.split,
                 weight=entry.weight,
+                difficulty=entry.task.difficulty,
+                capabilities=list(entry.task.capabilities),
+                domain=entry.task.domain,
+                cluster=entry.task.cluster,
                 limits=asdict(effective_limits(entry.task, plan.limits)),
                 notes=list(entry.task.notes),
             )
@@ -71,6 +75,7 @@ def make_lock(plan: RunPlan, images: Mapping[str, ImageFact]) -> RunLock:
         attempts=plan.attempts,
         seed=plan.seed,
         limits=dict(plan.limits),
+        condition=plan.condition,
         predictions=plan.predictions,
         predictions_digest=plan.predictions_digest,
         host=host_facts(),
@@ -112,7 +117,7 @@ def differences(old: RunLock, new: RunLock) -> list[str]:
 
 
 def _differences(old: RunLock, new: RunLock) -> Iterator[str]:
-    for name in ("proctor_version", "mode", "attempts", "seed", "limits", "predictions_digest"):
+    for name in ("proctor_version", "mode", "attempts", "seed", "limits", "condition", "predictions_digest"):
         before, now = getattr(old, name), getattr(new, name)
         if before != now:
             yield f"{name}: {before} then, {now} now"

@@ -58,6 +58,7 @@ class RunPlan:
     attempts: int = 1
     seed: int = 0
     limits: Mapping[str, float] = field(default_factory=dict)
+    condition: str = "plain"
     unrunnable: tuple[Unrunnable, ...] = ()
     predictions: str | None = None
     predictions_digest: str | None = None

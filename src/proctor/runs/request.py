@@ -40,6 +40,7 @@ class Request:
     select: tuple[str, ...] = ()
     split: str | None = None
     seed: int = 0
+    condition: str = "plain"
     predictions: str | None = None
     run_id: str = field(default_factory=lambda: new_id("run"))
 
@@ -60,6 +61,7 @@ def plan_request(request: Request) -> RunPlan:
         attempts=request.attempts,
         seed=request.seed,
         limits=parse_limits(request.limits),
+        condition=request.condition,
         select=request.select,
         split=request.split,
         predictions=os.path.abspath(request.predictions) if request.predictions is not None else None,
@@ -81,6 +83,7 @@ def plan_again(lock: RunLock) -> RunPlan:
         attempts=lock.attempts,
         seed=lock.seed,
         limits=limits_of(lock),
+        condition=lock.condition,
         select=select,
         split=lock.options.get("split"),
         predictions=lock.predictions,

@@ -188,7 +188,6 @@ class _Reader:
         if overlay:
             digest = digest_json({"task": digest, "proctor": overlay})
         self._artifacts()
-        difficulty = (proctor and proctor.difficulty) or config.metadata.get("difficulty")
         return Task(
             name=config.task.name if config.task else self.root.name,
             path=self.root,
@@ -202,7 +201,9 @@ class _Reader:
             agent_user=config.agent.user,
             artifacts=tuple(artifact.model_dump() for artifact in config.artifacts),
             capabilities=tuple(proctor.capabilities) if proctor else (),
-            difficulty=difficulty if isinstance(difficulty, str) else None,
+            difficulty=self._said("difficulty", "difficulty"),
+            domain=self._said("domain", "category"),
+            cluster=self._said("cluster", "repo"),
             source=(proctor.source if proctor else None) or config.source,
             date=proctor.date if proctor else None,
             metadata=_plain(config.metadata),
@@ -212,6 +213,11 @@ class _Reader:
             limits=proctor.limits.model_dump(exclude_none=True) if proctor else {},
             notes=tuple(self.notes),
         )
+
+    def _said(self, field: str, metadata: str) -> str | None:
+        """What `[proctor]` says in `field`, else what `[metadata]` says in `metadata`, where that is text."""
+        said = (self.proctor and getattr(self.proctor, field)) or self.config.metadata.get(metadata)
+        return said if isinstance(said, str) and said else None
 
     def _text(self, name: str) -> str | None:
         """A text file of the task; says what is wrong with it and returns None when it cannot be read."""

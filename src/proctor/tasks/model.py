@@ -132,6 +132,10 @@ class Task:
     artifacts: tuple[Mapping[str, Any], ...] = ()
     capabilities: tuple[str, ...] = ()
     difficulty: str | None = None
+    domain: str | None = None
+    """The subject it belongs to, for tables and for weights; Harbor calls it the category."""
+    cluster: str | None = None
+    """Shared by tasks that succeed or fail together: a repository, a template. None: the task stands alone."""
     source: str | None = None
     date: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)

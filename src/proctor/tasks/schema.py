@@ -313,6 +313,8 @@ class ProctorTable(Table):
     limits: LimitsTable = LimitsTable()
     capabilities: list[Name] = []
     difficulty: Name | None = None
+    domain: Name | None = None
+    cluster: Name | None = None
     source: Name | None = None
     date: DateText | None = None
 
