@@ -1,4 +1,4 @@
-"""The other two faces of an agent: economy (what a resolved task costs) and robustness (what perturbation takes away)."""
+"""Two more faces of an agent: economy (what a resolved task costs) and robustness (what perturbation takes away)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pass@k (at least one of k attempts succeeds) and pass^k (all k do), unbiased, never beyond the attempts there were."""
+"""pass@k (at least one of k attempts succeeds) and pass^k (all k do): unbiased, never beyond the attempts made."""
 
 from __future__ import annotations
 

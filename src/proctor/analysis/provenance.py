@@ -1,4 +1,4 @@
-"""What a number needs to be computed again: the inputs by digest, the formula by id, the seed, the level, the version."""
+"""What a number needs to be computed again: inputs by digest, the formula by id, seed, level, version."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ class Input:
     trials: int
     lock: str | None = None
     damage: str | None = None
+    unrunnable: int = 0
+    """Tasks of the dataset that could not be run there at all; no trial was planned for them."""
 
 
 @dataclass(frozen=True, slots=True)
