@@ -522,17 +522,39 @@ async def test_layers_stack_in_order(make_room: MakeRoom, base_layer: Path, tmp_
         assert (await room.sh("cat /who /low /high")).text == "highlowhigh"
 
 
-async def test_a_layer_given_as_descriptor_of_another_sandboxes_upper(make_room: MakeRoom, base_layer: Path) -> None:
-    async with make_room() as first:
+@pytest.mark.parametrize("forced", [False, True])
+async def test_a_layer_given_as_descriptor_of_another_sandboxes_upper(
+    make_room: MakeRoom, base_layer: Path, forced: bool
+) -> None:
+    async with make_room(force_paths=forced) as first:
         await first.sh("echo frozen > /tmp/file; rm /etc/group; chown 7:8 /tmp/file")
         upper = os.open(f"/proc/self/fd/{first.launched.upper_fd}/upper", os.O_RDONLY | os.O_DIRECTORY)
         try:
-            async with make_room(layers=(base_layer, upper)) as second:
+            async with make_room(layers=(base_layer, upper), force_paths=forced) as second:
                 result = await second.sh("cat /tmp/file; stat -c %u:%g /tmp/file; ls /etc; echo changed > /tmp/file")
                 assert result.text.split() == ["frozen", "7:8", "passwd"]
         finally:
             os.close(upper)
         assert (await first.sh("cat /tmp/file")).text == "frozen\n"
+
+
+async def test_an_upper_that_must_stay_attached_goes_when_the_edge_closes_it(
+    make_room: MakeRoom, launcher: Launcher
+) -> None:
+    def held() -> int:
+        return Path(f"/proc/{launcher._process.pid}/mountinfo").read_text().count("/held")
+
+    async def until_none() -> None:
+        with anyio.fail_after(5):
+            while held():  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+
+    await until_none()
+    async with make_room(force_paths=True):
+        assert held() == 1
+        await anyio.sleep(0.7)
+        assert held() == 1
+    await until_none()
 
 
 async def test_layers_by_path_where_the_kernel_takes_no_descriptors(make_room: MakeRoom, base_layer: Path) -> None:

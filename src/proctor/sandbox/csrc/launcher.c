@@ -30,6 +30,7 @@
 #define QUEUE_MAX 1024
 #define FIXED_POLLS 3
 #define SLOT_DEADLINE_MS 10000
+#define RELEASE_PAUSE_MS 500
 #define REFILL_PAUSE_MS 250 /* after the stocker could not make a slot */
 
 struct slot {
@@ -67,6 +68,7 @@ struct launcher {
     unsigned pool_count;
     uint32_t ordered[2]; /* slots asked of the stocker, by network kind */
     int64_t refill_ms;   /* no refill for the pool alone before this time */
+    int64_t release_ms;  /* when to look whether held mounts can go; 0: there are none */
     struct flight flights[FLIGHT_MAX];
     unsigned flight_count;
     struct waiting *first, **last;
@@ -196,6 +198,7 @@ static void launch(struct launcher *launcher, const struct slot *slot, const uns
     if (!bad)
         bad = mounts_build_root(&launcher->template, &plan, fds, fd_count, slot->userns, slot->offer.uid_base, &flight->mounts,
                                 &flight->timings, &flight->facts, &failure);
+    if (launcher->release_ms == 0) launcher->release_ms = now_ms(); /* costs nothing where nothing is held */
     if (!bad) bad = hand_over(flight, body, body_size, &failure);
     words_step(&flight->timings, "handover");
     if (!bad) {
@@ -342,9 +345,11 @@ static void drain_queue(struct launcher *launcher) {
     }
 }
 
-/* Milliseconds until something is due without a message: the deadline of a flight, a refill that was put off. -1: nothing. */
+/* Milliseconds until something is due without a message: the deadline of a flight, a refill that was put off, a look at held
+ * mounts. -1: nothing. */
 static int next_deadline(const struct launcher *launcher) {
     int64_t first = launcher->refill_ms > now_ms() ? launcher->refill_ms : INT64_MAX;
+    if (launcher->release_ms != 0 && launcher->release_ms < first) first = launcher->release_ms;
     for (unsigned i = 0; i < launcher->flight_count; i++) {
         if (launcher->flights[i].deadline_ms < first) first = launcher->flights[i].deadline_ms;
     }
@@ -422,6 +427,8 @@ static _Noreturn void serve(struct launcher *launcher) {
     for (;;) {
         drain_queue(launcher);
         refill(launcher);
+        if (launcher->release_ms != 0 && launcher->release_ms <= now_ms())
+            launcher->release_ms = mounts_release_held() > 0 ? now_ms() + RELEASE_PAUSE_MS : 0;
         struct pollfd polled[FIXED_POLLS + FLIGHT_MAX] = {{.fd = launcher->control, .events = POLLIN},
                                                           {.fd = launcher->stocker, .events = POLLIN},
                                                           {.fd = launcher->parent, .events = POLLIN}};

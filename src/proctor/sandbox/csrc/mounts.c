@@ -19,6 +19,7 @@
 /* Where the launcher attaches its scratch tmpfs in its own mount namespace. It has no more use for /sys: cgroup directories are
  * open already. */
 #define SCRATCH "/sys"
+#define HELD_MAX 16384
 #define MOVE_FDS (MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH)
 
 /* One new file system as a detached mount. `options` are key, value, …, NULL; a NULL value is a flag. Its source, which
@@ -174,24 +175,45 @@ static int mount_upper(const struct plan *plan, struct failure *failure) {
     return mount;
 }
 
-/* A second mount of the upper file system, to be mapped. Before Linux 6.15 only attached mounts can be cloned; detached again
- * afterwards, the first one stays usable by its descriptor. */
-static int clone_upper(const struct template *template, int mount, int by_path) {
-    if (!by_path) {
+/* Uppers that stay attached below the scratch tmpfs, for kernels before 6.15: those clone attached mounts only, and an upper
+ * must be cloned now (to be mapped) and perhaps again later (as a layer of another sandbox). */
+static unsigned held[HELD_MAX];
+static unsigned held_count;
+
+static void held_path(char *path, size_t size, unsigned number) { snprintf(path, size, SCRATCH "/held%u", number); }
+
+unsigned mounts_release_held(void) {
+    unsigned kept = 0;
+    for (unsigned i = 0; i < held_count; i++) {
+        char path[32];
+        held_path(path, sizeof path, held[i]);
+        /* Not lazily: the kernel says EBUSY as long as the Edge has the upper open, which is as long as it is of any use. */
+        if (umount2(path, 0) < 0 && errno == EBUSY) {
+            held[kept++] = held[i];
+        } else {
+            (void)rmdir(path);
+        }
+    }
+    return held_count = kept;
+}
+
+static int hold(int mount) {
+    static unsigned next;
+    char path[32];
+    if (held_count == HELD_MAX) return errno = ENOSPC, -1;
+    held_path(path, sizeof path, ++next);
+    if (mkdir(path, 0700) < 0 || sys_move_mount(mount, "", AT_FDCWD, path, MOVE_MOUNT_F_EMPTY_PATH) < 0) return -1;
+    held[held_count++] = next;
+    return 0;
+}
+
+/* A second mount of the upper file system, to be mapped. */
+static int clone_upper(int mount, int must_hold) {
+    if (!must_hold) {
         int view = sys_open_tree(mount, "", OPEN_TREE_CLONE | AT_EMPTY_PATH);
         if (view >= 0 || errno != EINVAL) return view;
     }
-    if (mkdirat(template->scratch, "upper", 0700) < 0 && errno != EEXIST) return -1;
-    if (sys_move_mount(mount, "", template->scratch, "upper", MOVE_MOUNT_F_EMPTY_PATH) < 0) return -1;
-    int view = sys_open_tree(mount, "", OPEN_TREE_CLONE | AT_EMPTY_PATH);
-    int error = errno;
-    if (umount2(SCRATCH "/upper", MNT_DETACH) < 0 && view >= 0) {
-        error = errno;
-        close(view);
-        view = -1;
-    }
-    errno = error;
-    return view;
+    return hold(mount) < 0 ? -1 : sys_open_tree(mount, "", OPEN_TREE_CLONE | AT_EMPTY_PATH);
 }
 
 /* A read-only view of one layer with the sandbox's ids. */
@@ -393,7 +415,7 @@ int mounts_build_root(const struct template *template, const struct plan *plan, 
     out->upper = mount_upper(plan, failure);
     if (out->upper < 0) return -1;
     words_step(words, "upper");
-    overlay.upper = clone_upper(template, out->upper, plan->flags & PLAN_FORCE_PATHS);
+    overlay.upper = clone_upper(out->upper, plan->flags & PLAN_FORCE_PATHS);
     if (overlay.upper < 0 || map_mount(overlay.upper, userns, 0) < 0) {
         fail(failure, "upper-idmap", errno);
         goto done;

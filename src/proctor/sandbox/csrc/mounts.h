@@ -29,6 +29,9 @@ int mounts_build_root(const struct template *template, const struct plan *plan, 
                       struct failure *failure);
 void mounts_close(struct root_mounts *mounts);
 
+/* Detaches the uppers that older kernels make us keep attached and that the Edge has closed. Returns how many are left. */
+unsigned mounts_release_held(void);
+
 /* In the slot, before its plan is known: /stage/proc (masked) and /stage/dev. */
 int mounts_stage(struct failure *failure);
 
