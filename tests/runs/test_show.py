@@ -18,6 +18,7 @@ from proctor.runs.lock import make_lock, write_lock
 from proctor.runs.outcome import Outcome
 from proctor.runs.summary import read_run, summarise, wilson
 from proctor.runs.text import duration, safe, shorten
+from proctor.tasks.model import Unrunnable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -143,6 +144,16 @@ async def test_what_was_not_run_is_excluded_by_name(run_dir: Path, desk: DeskExa
         (run_dir / name).unlink()
     (row,) = summarise(read_run(run_dir).trials, ["solver"])
     assert (row.planned, row.graded, row.excluded) == (2, 1, {"not_run": 1})
+
+
+async def test_what_cannot_be_run_here_stays_in_the_count(run_dir: Path, desk: DeskExaminer) -> None:
+    plan = make_plan(2, ("solver",), attempts=2, unrunnable=(Unrunnable("gpu-task", "needs a GPU"),))
+    write_lock(run_dir, make_lock(plan, {}))
+    await execute(plan, run_dir, desk, concurrency=1)
+    view = read_run(run_dir)
+    (row,) = view.rows()
+    assert (row.planned, row.graded, row.excluded, row.worst) == (6, 4, {"unrunnable": 2}, 4 / 6)
+    assert [dict(row.data) for row in view.ledger.of("unrunnable")] == [{"task": "gpu-task", "reason": "needs a GPU"}]
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ class Session:
         with _progress(as_json) as progress:
             execution = anyio.run(self._run, concurrency or default_concurrency(), progress)
         if not (self.directory / "run.json").exists():
+            print("interrupted before the first trial: there is no record", file=sys.stderr)
             return ExitCode.INTERRUPTED
         view = read_run(self.directory)
         self._report(view, execution, as_json=as_json)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 NOT_RUN = "not_run"
 """Why a planned trial is not in the denominator when it has no outcome: it has not been run (yet)."""
+UNRUNNABLE = "unrunnable"
+"""The same for a task of the dataset that cannot be run here: it stays in the count of what there is to do."""
 _Z95 = 1.959963984540054
 
 
@@ -45,6 +47,11 @@ class RunView:
     ledger: Ledger
     trials: tuple[PlannedTrial, ...]
     damage: str | None
+
+    def rows(self) -> list[AgentRow]:
+        """The table: one row for each agent of the lock."""
+        unrunnable = len(self.lock.unrunnable) * self.lock.attempts
+        return summarise(self.trials, [agent.label for agent in self.lock.agents], unrunnable=unrunnable)
 
     def trial(self, trial_id: str) -> PlannedTrial | None:
         """The planned trial with this id."""
@@ -105,15 +112,15 @@ def _planned(directory: Path, lock: RunLock, ledger: Ledger) -> tuple[PlannedTri
     return tuple(trials)
 
 
-def summarise(trials: Iterable[PlannedTrial], agents: Sequence[str]) -> list[AgentRow]:
-    """One row for each agent, in the order given."""
+def summarise(trials: Iterable[PlannedTrial], agents: Sequence[str], *, unrunnable: int = 0) -> list[AgentRow]:
+    """One row for each agent, in the order given. `unrunnable` counts what each agent's plan lacks of the dataset."""
     by_agent: dict[str, list[PlannedTrial]] = {agent: [] for agent in agents}
     for trial in trials:
         by_agent.setdefault(trial.agent, []).append(trial)
-    return [_row(agent, of_agent) for agent, of_agent in by_agent.items()]
+    return [_row(agent, of_agent, unrunnable) for agent, of_agent in by_agent.items()]
 
 
-def _row(agent: str, trials: Sequence[PlannedTrial]) -> AgentRow:
+def _row(agent: str, trials: Sequence[PlannedTrial], unrunnable: int) -> AgentRow:
     results = [trial.result for trial in trials if trial.result is not None]
     graded = [result for result in results if result.outcome.is_graded]
     resolved = sum(result.outcome is Outcome.RESOLVED for result in graded)
@@ -123,21 +130,24 @@ def _row(agent: str, trials: Sequence[PlannedTrial]) -> AgentRow:
         for reason, count in sorted(outcomes.items())
         if reason == NOT_RUN or not Outcome(reason).is_graded
     }
+    if unrunnable:
+        excluded[UNRUNNABLE] = unrunnable
+    planned = len(trials) + unrunnable
     out = sum(excluded.values())
     per_task = rates_by_task(graded)
     rate = sum(per_task.values()) / len(per_task) if per_task else None
     low, high = wilson(rate * len(per_task), len(per_task)) if rate is not None else (None, None)
     return AgentRow(
         agent=agent,
-        planned=len(trials),
+        planned=planned,
         graded=len(graded),
         resolved=resolved,
         tasks=len(per_task),
         rate=rate,
         low=low,
         high=high,
-        worst=resolved / len(trials) if trials else 0.0,
-        best=(resolved + out) / len(trials) if trials else 1.0,
+        worst=resolved / planned if planned else 0.0,
+        best=(resolved + out) / planned if planned else 1.0,
         outcomes=dict(sorted(outcomes.items())),
         excluded=excluded,
         model_calls=sum(result.usage.model_calls for result in results),
@@ -186,7 +196,7 @@ def _known_sum(values: Iterable[Any]) -> Any:
 
 def as_json(view: RunView) -> dict[str, Any]:
     """The run as `proctor show --json` prints it."""
-    rows = summarise(view.trials, [agent.label for agent in view.lock.agents])
+    rows = view.rows()
     return {
         "run_id": view.lock.run_id,
         "directory": str(view.directory),

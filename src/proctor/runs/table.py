@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from proctor.runs.outcome import Outcome
-from proctor.runs.summary import NOT_RUN, summarise
+from proctor.runs.summary import NOT_RUN
 from proctor.runs.text import percent, safe
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def print_run(console: Console, view: RunView, *, with_matrix: bool = True) -> N
     from rich.text import Text
 
     agents = [agent.label for agent in view.lock.agents]
-    rows = summarise(view.trials, agents)
+    rows = view.rows()
     dataset = view.lock.dataset
     head = f"run {view.lock.run_id}: {dataset.name} {dataset.version}".rstrip()
     plan = f"{len(view.lock.tasks)} tasks x {len(agents)} agents x {view.lock.attempts} attempts"
