@@ -31,6 +31,7 @@ def prepare_files(folder: Path) -> None:
     write_lock(folder / "begun", make_lock(make_plan(), {}))
     (folder / "broken.jsonl").write_text('{"instance_id": "a", "model_patch": ""}\n{"instance_id": \n')
     (folder / "empty").mkdir()
+    (folder / "keyed.toml").write_text('name = "m"\nbase_url = "http://127.0.0.1:1"\napi_key_env = "NO_SUCH_KEY"\n')
     (folder / "bad-lock").mkdir()
     (folder / "bad-lock" / "run.json").write_text('{"version": 1, "surprise": true}')
 
@@ -49,6 +50,12 @@ def prepare_files(folder: Path) -> None:
         (["toys", "--agent", "null", "--split", "private"], 4, "no task is left"),
         (["toys", "--agent", "null", "--limit", "steps=none"], 4, "--limit steps"),
         (["toys", "--agent", "null", "--option", "x=1"], 4, "--option x"),
+        (
+            ["toys", "--agent", "tool-loop", "--model", "m@http://127.0.0.1:1/v1", "--limit", "cost_usd=1"],
+            5,
+            "price of m",
+        ),
+        (["toys", "--agent", "tool-loop", "--model", "keyed.toml"], 4, "NO_SUCH_KEY is not set"),
         (["toys", "--agent", "null", "-o", "full"], 4, "not an empty directory"),
         (["toys", "--agent", "null", "-o", "begun"], 4, "there is a run here already"),
         (["toys", "--agent", "null", "--attempts", "0"], 2, "attempts"),

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from proctor.agents.registry import load_harness
-from proctor.common import ConfigError, digest_file, digest_json, digest_tree, new_id
+from proctor.common import ConfigError, RefusedError, digest_file, digest_json, digest_tree, new_id
 from proctor.runs.lock import unlock_model
-from proctor.runs.plan import LIMIT_NAMES, AgentSpec, RunPlan, check_unique
+from proctor.runs.plan import LIMIT_NAMES, AgentSpec, RunPlan, check_unique, effective_limits
 from proctor.tasks import load_any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from proctor.models.contract import ModelSpec
     from proctor.runs.formats import RunLock
@@ -127,7 +127,7 @@ def _plan(
     check_unique([entry.task.name for entry in entries], "task")
     check_unique([agent.label for agent in agents], "agent")
     one = datasets[0] if len(datasets) == 1 else None
-    return RunPlan(
+    plan = RunPlan(
         dataset_name=one.name if one else "+".join(dataset.name for dataset in datasets),
         dataset_version=one.version if one else "",
         dataset_digest=one.digest if one else digest_json([dataset.digest for dataset in datasets]),
@@ -138,6 +138,32 @@ def _plan(
         options={"select": list(select), "split": split},
         **rest,
     )
+    check_keys(plan.agents)
+    check_enforceable(plan)
+    return plan
+
+
+def check_keys(agents: Iterable[AgentSpec]) -> None:
+    """Every key that a model needs is in the environment: better said now than after the images are built."""
+    for agent in agents:
+        name = agent.model.api_key_env if agent.model else None
+        if name is not None and not os.environ.get(name, "").strip():
+            raise ConfigError(f"the environment variable {name} is not set", field=f"--model of {agent.label}",
+                              remedy="export the key")  # fmt: skip
+
+
+def check_enforceable(plan: RunPlan) -> None:
+    """Refuse a limit on cost where the price of a model is unknown: it could not be enforced."""
+    for agent in plan.agents:
+        if agent.model is None or agent.model.prices is not None:
+            continue
+        for entry in plan.entries:
+            if effective_limits(entry.task, plan.limits).cost_usd is not None:
+                raise RefusedError(
+                    f"the price of {agent.model.name} is unknown, so a limit on cost cannot be enforced",
+                    field=f"{entry.task.name}: cost_usd",
+                    remedy="give the model's prices in a model file",
+                )
 
 
 def predictions_agent(path: Path) -> AgentSpec:
