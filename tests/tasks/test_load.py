@@ -131,7 +131,10 @@ total_s = 60
     assert task.source == "somewhere"
     assert task.date == "2026-11-30"
     assert task.capabilities == ("files",)
-    assert json.dumps(task.metadata | {"repo": 0}) == '{"difficulty": "hard", "category": "files", "repo": 0, "when": "2024-01-02"}'
+    assert (
+        json.dumps(task.metadata | {"repo": 0})
+        == '{"difficulty": "hard", "category": "files", "repo": 0, "when": "2024-01-02"}'
+    )
     assert task.agent_limits() == AgentLimits(total_s=60, steps=7)
 
 
