@@ -22,6 +22,7 @@
 #include "cgroups.h"
 #include "mounts.h"
 #include "plan.h"
+#include "root.h"
 #include "slots.h"
 #include "sys.h"
 
@@ -196,8 +197,8 @@ static void launch(struct launcher *launcher, const struct slot *slot, const uns
     if (!bad) bad = cgroups_limit(&launcher->cgroups, slot->offer.name, &plan, &failure);
     words_step(&flight->timings, "limits");
     if (!bad)
-        bad = mounts_build_root(&launcher->template, &plan, fds, fd_count, slot->userns, slot->offer.uid_base, &flight->mounts,
-                                &flight->timings, &flight->facts, &failure);
+        bad = root_build(&launcher->template, &plan, fds, fd_count, slot->userns, slot->offer.uid_base, &flight->mounts,
+                         &flight->timings, &flight->facts, &failure);
     if (launcher->release_ms == 0) launcher->release_ms = now_ms(); /* costs nothing where nothing is held */
     if (!bad) bad = hand_over(flight, body, body_size, &failure);
     words_step(&flight->timings, "handover");
@@ -206,7 +207,7 @@ static void launch(struct launcher *launcher, const struct slot *slot, const uns
         launcher->flight_count++;
         return;
     }
-    mounts_close(&flight->mounts);
+    root_close(&flight->mounts);
     if (flight->channel >= 0) close(flight->channel);
     drop_slot(launcher, &flight->slot);
     answer(launcher, flight->request, flight, &failure);
@@ -227,7 +228,7 @@ static void land(struct launcher *launcher, unsigned index, int is_late) {
     }
     words_step(&flight->timings, "slot");
     answer(launcher, flight->request, flight, good ? NULL : &failure);
-    mounts_close(&flight->mounts);
+    root_close(&flight->mounts);
     close(flight->channel);
     if (good) {
         close(flight->slot.control);
@@ -428,7 +429,7 @@ static _Noreturn void serve(struct launcher *launcher) {
         drain_queue(launcher);
         refill(launcher);
         if (launcher->release_ms != 0 && launcher->release_ms <= now_ms())
-            launcher->release_ms = mounts_release_held() > 0 ? now_ms() + RELEASE_PAUSE_MS : 0;
+            launcher->release_ms = root_release_held() > 0 ? now_ms() + RELEASE_PAUSE_MS : 0;
         struct pollfd polled[FIXED_POLLS + FLIGHT_MAX] = {{.fd = launcher->control, .events = POLLIN},
                                                           {.fd = launcher->stocker, .events = POLLIN},
                                                           {.fd = launcher->parent, .events = POLLIN}};

@@ -1,13 +1,27 @@
-/* File systems of a sandbox: the part the launcher prepares as detached mounts, and the part a slot attaches. */
+/* File systems of a slot: the template that all slots start from, and how a slot gets into its root (built in root.c). */
 #ifndef PROCTOR_MOUNTS_H
 #define PROCTOR_MOUNTS_H
 
 #include "plan.h"
 
+/* How targets inside a root are resolved: never out of it. */
+#define INSIDE (RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
+
+/* Where the launcher attaches its scratch tmpfs in its own mount namespace. It has no more use for /sys: cgroup directories are
+ * open already. */
+#define SCRATCH "/sys"
+
+/* One new file system as a detached mount. `options` are key, value, …, NULL; a NULL value is a flag. Its source, which
+ * mountinfo shows, is its type unless the options name one. */
+int mount_new(const char *type, const char *const *options, unsigned attributes);
+
+/* Adds mount attributes (read-only, …). */
+int mount_restrict(int mount, uint64_t attributes);
+
 /* Built once by the launcher: a tmpfs that is the root of every slot until its plan arrives, and /dev. */
 struct template {
-    int root; /* detached tmpfs: proc/ dev/ stage/ new/ empty/ */
-    int dev;  /* detached tmpfs with device nodes, read-only */
+    int root;    /* detached tmpfs: proc/ dev/ stage/ new/ empty/ */
+    int dev;     /* detached tmpfs with device nodes, read-only */
     int scratch; /* tmpfs attached in the launcher's own mount namespace, for kernels that take overlay layers by path only */
 };
 
@@ -15,22 +29,6 @@ int mounts_make_template(struct template *template, struct failure *failure);
 
 /* Makes the template the only thing that the calling process, and all it forks, sees. */
 int mounts_enter_template(const struct template *template, struct failure *failure);
-
-/* What the launcher hands to a slot and to the Edge for one plan. */
-struct root_mounts {
-    int root;  /* detached overlay */
-    int upper; /* directory that holds upper/ and work/, ids as stored */
-    int binds[BINDS_MAX];
-    unsigned bind_count;
-};
-
-int mounts_build_root(const struct template *template, const struct plan *plan, const int *fds, unsigned fd_count, int userns,
-                      uint32_t uid_base, struct root_mounts *out, struct words *words, struct words *facts,
-                      struct failure *failure);
-void mounts_close(struct root_mounts *mounts);
-
-/* Detaches the uppers that older kernels make us keep attached and that the Edge has closed. Returns how many are left. */
-unsigned mounts_release_held(void);
 
 /* In the slot, before its plan is known: /stage/proc (masked) and /stage/dev. */
 int mounts_stage(struct failure *failure);
