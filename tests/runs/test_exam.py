@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from tests.runs.leaks import children, footprint, open_files
@@ -19,16 +19,13 @@ from tests.runs.toys import make_toy
 
 from proctor.runs.engine import execute
 from proctor.runs.examiner import opened
-from proctor.runs.formats import ReceiptFile, RunLock, Stage, TrialResult, load
+from proctor.runs.formats import GradeFile, ReceiptFile, RunLock, Stage, TrialResult, load
 from proctor.runs.ledger import verify_ledger
 from proctor.runs.outcome import Outcome
 from proctor.runs.preparation import prepare_all
 from proctor.runs.progress import LineProgress
 from proctor.runs.record import read_lines
 from proctor.runs.request import Request, plan_request
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
 
@@ -80,6 +77,53 @@ def test_the_oracle_resolves_and_null_does_not(home: Path, toys: Path, tmp_path:
     assert receipts.agent["end_reason"] == "CLOSED"
     assert any("solve.sh" in line["subject"] for line in read_lines(trial / "exec.jsonl"))
     assert {entry["path"] for entry in json.loads((trial / "diff.json").read_text())["entries"]} >= {"/app/answer.txt"}
+
+
+SERVICE = "#!/bin/sh\nsetsid sh -c 'echo $$ > /app/pid; while :; do sleep 1; done' > /dev/null 2>&1 &\nsleep 0.3\n"
+ALIVE = """\
+#!/bin/sh
+mkdir -p /logs/verifier
+if kill -0 "$(cat /app/pid)" 2>/dev/null; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
+
+
+@pytest.mark.parametrize(("carry", "resolved"), [("live", 1), ("filesystem", 0)])
+def test_a_running_service_is_graded_in_place_when_the_task_says_so(
+    carry: str, resolved: int, home: Path, tmp_path: Path
+) -> None:
+    make_toy(tmp_path / "toys", "service", solve=SERVICE, test=ALIVE, more=f'carry = "{carry}"\n')
+    run_dir = tmp_path / "run"
+    code, out, err = finish(proctor(home, "run", tmp_path / "toys", "--agent", "oracle", "-o", run_dir, "--json"))
+    assert code == 0, err
+    assert json.loads(out)["agents"][0]["resolved"] == resolved, out
+    grade = load(GradeFile, run_dir / "trials" / "service@oracle@1" / "grade.json")
+    assert grade.in_place == (carry == "live")
+    assert footprint(home) == NOTHING
+
+
+def test_the_patch_of_a_record_is_graded_again_without_an_agent(home: Path, tmp_path: Path) -> None:
+    tasks = Path(__file__).resolve().parents[2] / "examples" / "demo"
+    chosen = [argument for name in ("fix-median", "fix-lru-cache", "add-slugify") for argument in ("--task", name)]
+    first, second = tmp_path / "first", tmp_path / "second"
+    code, _, err = finish(proctor(home, "run", tasks, *chosen, "--agent", "oracle", "-o", first))
+    assert code == 0, err
+    patch = (first / "trials" / "proctor-demo-fix-median@oracle@1" / "deliverable.patch").read_text()
+    rows = [
+        {"instance_id": "proctor-demo/fix-median", "model_patch": patch, "model_name_or_path": "elsewhere"},
+        {"instance_id": "proctor-demo/fix-lru-cache", "model_patch": "", "model_name_or_path": "elsewhere"},
+    ]
+    (tmp_path / "preds.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    code, out, err = finish(
+        proctor(home, "run", tasks, *chosen, "--predictions", tmp_path / "preds.jsonl", "-o", second, "--json")
+    )
+    assert code == 0, err
+    trials = {trial["trial"]: (trial["outcome"], trial["detail"]) for trial in json.loads(out)["trials"]}
+    assert trials == {
+        "proctor-demo-fix-median@elsewhere@1": ("resolved", ""),
+        "proctor-demo-fix-lru-cache@elsewhere@1": ("unresolved", "the patch is empty"),
+        "proctor-demo-add-slugify@elsewhere@1": ("unresolved", "there is no prediction for it"),
+    }
+    assert footprint(home) == NOTHING
 
 
 @pytest.mark.slow

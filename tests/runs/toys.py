@@ -36,16 +36,18 @@ if [ "$(cat /app/answer.txt 2>/dev/null)" = "{answer}" ]; then echo 1; else echo
 """
 
 
-def make_toy(folder: Path, name: str, *, answer: str = "42", solve: str | None = None) -> Path:
-    """A task that asks for a file with the answer in it."""
+def make_toy(
+    folder: Path, name: str, *, answer: str = "42", solve: str | None = None, test: str | None = None, more: str = ""
+) -> Path:
+    """A task that asks for a file with the answer in it. `more` goes into its `[proctor]` table."""
     root = folder / name
     (root / "tests").mkdir(parents=True)
     (root / "solution").mkdir()
     (root / "environment").mkdir()
     (root / "environment" / "notes.txt").write_text("nothing of interest\n")
-    (root / "task.toml").write_text(TOML.format(name=name))
+    (root / "task.toml").write_text(TOML.format(name=name) + more)
     (root / "instruction.md").write_text(f"Write {answer} to /app/answer.txt.\n")
-    (root / "tests" / "test.sh").write_text(TEST.format(answer=answer))
+    (root / "tests" / "test.sh").write_text(test or TEST.format(answer=answer))
     (root / "solution" / "solve.sh").write_text(solve or f"#!/bin/sh\nprintf %s {answer} > /app/answer.txt\n")
     for script in (root / "tests" / "test.sh", root / "solution" / "solve.sh"):
         script.chmod(0o755)
