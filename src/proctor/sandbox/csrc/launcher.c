@@ -381,6 +381,10 @@ static void configure(struct launcher *launcher, struct failure *failure) {
     if (config_parse(config_bytes + sizeof *header, (size_t)size - sizeof *header, &launcher->config, failure) < 0 ||
         cgroups_open(&launcher->config, &launcher->cgroups, failure) < 0)
         refuse_start(launcher->control, failure);
+    if (launcher->config.pool > POOL_MAX) {
+        fail(failure, "config-pool", E2BIG);
+        refuse_start(launcher->control, failure);
+    }
 }
 
 static int enter_own_namespace(struct launcher *launcher, struct failure *failure) {
