@@ -46,7 +46,6 @@ async def prepare(task: Task, *, store: ImageStore, progress: Progress = silent)
     environment = task.environment
     image = await _source_image(task, store, progress)
     if environment.files is not None:
-        progress(0, 1, f"files of {task.name}")
         image = await anyio.to_thread.run_sync(_add_files, task, image, store)
     for path in _repositories(task, image):
         required = path == task.carry.repo and task.base_commit is not None
