@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -171,7 +172,7 @@ static int path_is_sound(const char *path, size_t length) {
     for (size_t at = 0; at <= length;) {
         const char *slash = memchr(path + at, '/', length - at);
         size_t run = slash != NULL ? (size_t)(slash - path) - at : length - at;
-        if (run == 0 || (run == 1 && path[at] == '.') || (run == 2 && path[at] == '.' && path[at + 1] == '.')) return 0;
+        if (run == 0 || run > NAME_MAX || (run == 1 && path[at] == '.') || (run == 2 && path[at] == '.' && path[at + 1] == '.')) return 0;
         at += run + 1;
     }
     return 1;
@@ -185,7 +186,7 @@ static int open_below(int from, char *path, size_t length, int create) {
         if (create || length - at > PIECE_MAX) { /* a component at a time where one may have to be made */
             end = create ? at + 1 : at + PIECE_MAX;
             if (create) while (end < length && path[end] != '/') end++;
-            else while (path[end] != '/') end--;
+            else while (path[end] != '/') end--; /* there is one: no component is longer than NAME_MAX */
         }
         char saved = path[end];
         path[end] = '\0';
