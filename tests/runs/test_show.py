@@ -97,6 +97,13 @@ async def test_a_changed_record_is_reported(finished: Path, capsys: pytest.Captu
     assert "CHANGED since it was committed" in show(capsys, str(finished), "task-0@idler")
 
 
+async def test_a_changed_outcome_is_reported_in_the_table(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = finished / "trials" / "task-0@idler@1" / "result.json"
+    path.write_text(path.read_text().replace('"outcome": "unresolved"', '"outcome": "resolved"'))
+    text = show(capsys, str(finished))
+    assert "DAMAGED: trial task-0@idler@1 ended as unresolved, but its record says resolved" in text
+
+
 async def test_a_changed_ledger_is_reported(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = finished / "ledger.jsonl"
     path.write_bytes(path.read_bytes().replace(b"the node is gone", b"the node is fine"))

@@ -97,7 +97,22 @@ def read_run(directory: Path) -> RunView:
             ledger = read_ledger(directory)
         except LedgerError:
             ledger = Ledger(())
-    return RunView(directory, lock, ledger, _planned(directory, lock, ledger), damage)
+    trials = _planned(directory, lock, ledger)
+    return RunView(directory, lock, ledger, trials, damage or _contradiction(trials, ledger))
+
+
+def _contradiction(trials: Iterable[PlannedTrial], ledger: Ledger) -> str | None:
+    """The first trial whose record and ledger row tell different outcomes. `proctor show RUN TRIAL` checks every byte.
+
+    An `infra_error` does not bind: a crash may have come between its replacement and the row that says so.
+    """
+    ended = {row.data["trial"]: row.data["outcome"] for row in ledger.of("ended")}
+    for trial in trials:
+        outcome = ended.get(trial.id, Outcome.INFRA_ERROR)
+        if outcome not in (Outcome.INFRA_ERROR, trial.status):
+            found = f"its record says {trial.status}" if trial.result else "its record is gone"
+            return f"trial {trial.id} ended as {outcome}, but {found}"
+    return None
 
 
 def _planned(directory: Path, lock: RunLock, ledger: Ledger) -> tuple[PlannedTrial, ...]:
