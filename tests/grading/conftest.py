@@ -8,6 +8,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,11 +16,11 @@ from proctor.grading.channel import Launch, prepare
 from proctor.grading.command import parse_command
 from proctor.grading.report import Report, parse_report
 from proctor.grading.verdict import StrictVerdict, judge
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from proctor.tasks.model import TestSpec
     from collections.abc import Callable
+
+    from proctor.tasks.model import TestSpec
 
 TOOLKIT = Path(__file__).resolve().parents[2] / "src" / "proctor" / "grading" / "assets" / "toolkit"
 

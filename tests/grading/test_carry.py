@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,6 @@ from proctor.grading.sanitise import Policy, make_plan, reason_to_drop
 from proctor.grading.trees import View
 from proctor.sandbox.contract import DiffEntry, Layer
 from proctor.tasks.model import Carry, Environment, Solution, Task, TestSpec, Verifier
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path

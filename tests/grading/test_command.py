@@ -44,7 +44,8 @@ def test_start_up_variables_are_held_back_and_dangerous_ones_left_out() -> None:
     assert late == {"PYTHONPATH": "/x"}
 
 
-JUNIT = b"""<testsuites><testsuite><testcase classname="m" name="a"/><testcase classname="m" name="b"><failure/></testcase>
+JUNIT = b"""<testsuites><testsuite><testcase classname="m" name="a"/>
+<testcase classname="m" name="b"><failure/></testcase>
 <testcase classname="m" name="c"><skipped/></testcase><testcase classname="n" name="a"/></testsuite></testsuites>"""
 
 

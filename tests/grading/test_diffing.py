@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
+from typing import TYPE_CHECKING
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proctor.grading.deliverable import Change, FileState
 from proctor.grading.diffing import LINK, make_patch
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import pytest
     from pathlib import Path
+
+    import pytest
 
 TEXT = st.lists(st.sampled_from(["a\n", "b\n", "c\r\n", "é\u2028x\n", "--- a/x\n", "tail"]), max_size=12).map(
     lambda parts: "".join(parts).encode()

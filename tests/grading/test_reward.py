@@ -20,7 +20,7 @@ def test_text_with_one_finite_number(text: str, value: float) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", " \n", "nan", "NaN", "inf", "-inf", "Infinity", "1e999", "-1e999", "1_0", "0x1", "１", "٣", "1 1", "1\n1",
+    ["", " \n", "nan", "NaN", "inf", "-inf", "Infinity", "1e999", "-1e999", "1_0", "0x1", "\uff11", "٣", "1 1", "1\n1",
      "true", "True", "one", "1,0", "1.0.0", "\ufeff1", "1\0", "\x1b[31m1", '"1"', "[1]", "1%", "--1", "e1", "1e"],
 )  # fmt: skip
 def test_text_that_is_no_reward(text: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
+import threading
 from dataclasses import replace
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -15,8 +17,8 @@ from proctor.sandbox.contract import Image, Layer, Resources
 from proctor.tasks.model import Carry, Environment, Task, TestSpec, Verifier
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
 
@@ -83,12 +85,14 @@ def groups_task(tmp_path: Path, image: Image, **changes: Any) -> Task:
     return task(Verifier("tests", tests=replace(spec, **changes)), Carry("patch", repo="/app"), tmp_path)
 
 
-def reward_task(tmp_path: Path, carry: Carry = Carry("filesystem"), script: str = TEST_SH, **verifier: Any) -> Task:
+def reward_task(tmp_path: Path, carry: Carry | None = None, script: str = TEST_SH, **verifier: Any) -> Task:
     tests = tmp_path / "tests"
     tests.mkdir(exist_ok=True)
     (tests / "test.sh").write_text(script)
     (tests / "check.py").write_text(CHECK)
-    return task(Verifier("reward", tests, tests / "test.sh", timeout_s=20, **verifier), carry, tmp_path)
+    return task(
+        Verifier("reward", tests, tests / "test.sh", timeout_s=20, **verifier), carry or Carry("filesystem"), tmp_path
+    )
 
 
 def task(verifier: Verifier, carry: Carry, tmp_path: Path) -> Task:
@@ -156,11 +160,13 @@ PATCH_ATTACKS = {
         """,
     "sitecustomize": "echo 'import os; os._exit(0)' > sitecustomize.py; cp sitecustomize.py usercustomize.py",
     "standard library shadowed": "echo 'import os; os._exit(0)' > json.py; cp json.py unittest.py; cp json.py hmac.py",
-    "forged lines": "echo \"print('test_add (tests.test_add.AddTests) ... ok\\\\nOK'); add = lambda a, b: 0\" > calc.py",
+    "forged lines": "echo \"print('test_add (tests.test_add.AddTests) ... ok\\\\nOK'); add = lambda a, b: 0\""
+    " > calc.py",
     "load_tests returns nothing": "printf 'def load_tests(*a):\\n import unittest\\n return unittest.TestSuite()\\n'"
     " > tests/__init__.py",
     "reads the hidden tests": "cat /app/tests/test_add.py /opt/proctor-toolkit/* > calc.py",
-    "exit handler": "printf 'import atexit, os\\natexit.register(lambda: os._exit(0))\\nadd = lambda a, b: 0\\n' > calc.py",
+    "exit handler": "printf 'import atexit, os\\natexit.register(lambda: os._exit(0))\\nadd = lambda a, b: 0\\n'"
+    " > calc.py",
     "git settings": """
         git init -q . && git config core.fsmonitor 'touch /tmp/ran' && git config core.hooksPath /app/hooks
         mkdir -p hooks && printf '#!/bin/sh\\ntouch /tmp/ran' > hooks/post-checkout && chmod +x hooks/*
@@ -245,7 +251,8 @@ async def test_other_runners(
 
 
 async def test_prediction_for_a_task_with_a_reward_file(edge: Edge, image: Image, tmp_path: Path) -> None:
-    text = "--- a/calc.py\n+++ b/calc.py\n@@ -1,2 +1,3 @@\n def add(a, b):\n-    return a - b\n+    return a + b\n+print(add(1, 2))\n"
+    text = "--- a/calc.py\n+++ b/calc.py\n@@ -1,2 +1,3 @@\n def add(a, b):\n-    return a - b\n"
+    text += "+    return a + b\n+print(add(1, 2))\n"
     task = reward_task(tmp_path, Carry("patch", repo="/app"))
     right = await grade(task, Collected.from_patch(text), image=image, edge=edge)
     empty = await grade(task, Collected.from_patch(""), image=image, edge=edge)
@@ -273,7 +280,7 @@ async def test_cancelling_a_grade_closes_its_room(edge: Edge, image: Image, tmp_
         await grade(task, Collected.from_patch("--- a/n\n+++ b/n\n@@ -0,0 +1 @@\n+x\n"), image=image, edge=edge)
     with anyio.fail_after(10):
         while any(box.spec.labels.get("proctor.purpose") == "grading" for box in edge.boxes):
-            await anyio.sleep(0.02)
+            await edge.wait_change()
 
 
 async def test_program_that_is_not_there_is_the_verifiers_error(edge: Edge, image: Image, tmp_path: Path) -> None:
@@ -386,7 +393,7 @@ async def test_reward_attack_gains_nothing(edge: Edge, image: Image, tmp_path: P
     assert result.rewards == {"reward": 0.0}
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "1e999", "１", "1_0", "", "true", "1 1"])
+@pytest.mark.parametrize("value", ["nan", "inf", "1e999", "\uff11", "1_0", "", "true", "1 1"])
 async def test_verifier_that_writes_no_number_is_an_error(edge: Edge, image: Image, tmp_path: Path, value: str) -> None:
     script = f"#!/bin/bash\nprintf '{value}' > /logs/verifier/reward.txt\n"
     _, result = await attempt(edge, image, reward_task(tmp_path, script=script), "true")
@@ -436,7 +443,7 @@ async def test_what_was_deleted_from_the_system_is_restored(edge: Edge, image: I
 
 
 async def test_no_network_in_the_room(edge: Edge, image: Image, tmp_path: Path) -> None:
-    script = "#!/bin/bash\nls /sys/class/net > /logs/verifier/nets; [ \"$(tail -n +3 /proc/net/dev | grep -cv ' lo:')\" = 0 ]"
+    script = "#!/bin/bash\n[ \"$(tail -n +3 /proc/net/dev | grep -cv ' lo:')\" = 0 ]"
     script += " && echo 1 > /logs/verifier/reward.txt\n"
     _, result = await attempt(edge, image, reward_task(tmp_path, script=script), "true")
     assert result.verdict == "resolved", result
@@ -449,3 +456,22 @@ async def test_frozen_layers_are_given_back(edge: Edge, image: Image, tmp_path: 
 
     with pytest.raises(RefusedError):
         await edge.create(SandboxSpec(image=image, layers=(collected.layer,)))
+
+
+async def test_grading_leaks_no_descriptor_and_no_thread(edge: Edge, image: Image, tmp_path: Path) -> None:
+    async def settle() -> tuple[int, int]:
+        with anyio.fail_after(10):
+            while edge.boxes:
+                await edge.wait_change()
+        await anyio.sleep(0.2)
+        guards = sum(thread.name == "proctor-reward-guard" for thread in threading.enumerate())
+        return len(os.listdir("/proc/self/fd")), guards
+
+    reward, groups = reward_task(tmp_path), groups_task(tmp_path, image)
+    for task in (reward, groups):
+        await attempt(edge, image, task, WRONG)
+    before = await settle()
+    for _ in range(5):
+        for task in (reward, groups):
+            await attempt(edge, image, task, PROGRAM)
+    assert await settle() == before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -173,7 +173,8 @@ ATTACKS: dict[str, dict[str, str]] = {
     "xfail from the solution": {"solution_dot_py": "import pytest\ndef add(a, b): pytest.xfail('no')\n"},
     "forged lines": {
         "solution_dot_py": """
-            print('\\n'.join('PASSED test_it.py::' + n for n in ('test_add', 'TestGroup::test_inside', 'Case::test_case')))
+            for n in ('test_add', 'TestGroup::test_inside', 'Case::test_case'):
+                print('PASSED test_it.py::' + n)
             def add(a, b): return 0
             """
     },

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping  # noqa: TC003 - field types are read at run time
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 
 class TestStatus(StrEnum):
@@ -26,6 +26,7 @@ class TestStatus(StrEnum):
 class TestOutcome:
     """One expected test. `unstable` when re-runs in fresh rooms disagreed; `runs` has them all."""
 
+    __test__: ClassVar[bool] = False
     test_id: str
     group: Literal["fail_to_pass", "pass_to_pass"]
     status: TestStatus

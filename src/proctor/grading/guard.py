@@ -8,6 +8,7 @@ into place is not. See docs/design/clean-room.md for what this proves and what i
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import anyio
 import anyio.to_thread
 
+from proctor.common import InfraError
 from proctor.grading._fanotify import FAN_MOVED_TO, FAN_OPEN_PERM, DirectoryWatch, Event, NameEvent
 from proctor.grading.contract import GradeFinding
 
@@ -70,6 +72,11 @@ class RewardGuard:
             self._folder = _open_inside(self._guest, self._directory)
             self._watch = DirectoryWatch(self._folder, self._decide, self._named)
         except OSError as error:
+            self._close_folder()
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM):
+                raise InfraError(
+                    f"the reward file cannot be watched: {error}", remedy="run fewer trials at a time"
+                ) from error
             self._why_not = str(error)
         return self
 
@@ -77,8 +84,12 @@ class RewardGuard:
         if self._watch is not None:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self._watch.close)
+        self._close_folder()
+
+    def _close_folder(self) -> None:
         if self._folder >= 0:
             os.close(self._folder)
+            self._folder = -1
 
     async def beside(self, command: Awaitable[T]) -> T:
         """Run the verifier's command while its main process is looked for: the first new child of the guest."""
