@@ -6,11 +6,11 @@ sizes carry their unit in the name. Whatever a machine cannot honour is refused 
 
 from __future__ import annotations
 
-import builtins
+import builtins  # noqa: TC003 - resolved at run time by whoever builds a schema of these types
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - the same
 from typing import Any, Literal, Protocol
 
 from proctor.common import InfraError, ProctorError
@@ -296,7 +296,7 @@ class Sandbox(Protocol):
         stdin: bytes | None = None,
         timeout_s: float | None = None,
         on_output: OnOutput | None = None,
-        limit: OutputLimit = OutputLimit(),  # noqa: B008 - frozen value
+        limit: OutputLimit = OutputLimit(),  # noqa: B008, RUF100 - frozen value
         report_fd: int | None = None,
         keep: bool = False,
     ) -> ExecResult:
