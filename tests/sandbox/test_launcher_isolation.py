@@ -414,7 +414,8 @@ async def test_nothing_can_be_mounted_or_unmounted(room: Room) -> None:
 
 
 async def test_read_only_binds_cannot_be_written(room: Room) -> None:
-    result = await room.sh("touch /usr/x; echo x >> /usr/bin/env; rm /usr/bin/env; mv /usr/bin/env /usr/x; echo done")
+    # Nothing here hurts the machine, whose own /usr this is, should the bind be writable after all.
+    result = await room.sh("touch /usr/x; chmod 755 /usr/bin/env; ln /usr/bin/env /usr/x; mkdir /usr/x; echo done")
     assert result.text == "done\n"
     assert result.error_text.count("Read-only file system") == 4
 
