@@ -118,11 +118,10 @@ def _head(trial: TrialView) -> Iterator[tuple[str, str]]:
     yield "", f"stopped: {result.stop}; {result.steps} steps, {result.execs} calls on the sandbox{tries}"
     if result.usage.model_calls:
         usage = result.usage
+        known = usage.prompt_tokens is not None and usage.completion_tokens is not None
+        tokens = f"{usage.prompt_tokens} + {usage.completion_tokens} tokens" if known else "tokens unknown"
         cost = "unknown" if usage.cost_usd is None else f"${usage.cost_usd:.4f}"
-        yield (
-            "",
-            f"model: {usage.model_calls} calls, {usage.prompt_tokens} + {usage.completion_tokens} tokens, cost {cost}",
-        )
+        yield "", f"model: {usage.model_calls} calls, {tokens}, cost {cost}"
     stages = " · ".join(f"{time.stage} {duration(time.duration_s or 0.0)}" for time in result.stages)
     yield "dim", f"{result.started_at}  {stages}  (total {duration(result.duration_s)})"
 
@@ -159,7 +158,7 @@ def _changes(trial: TrialView) -> Iterator[tuple[str, str]]:
     if trial.diff is None:
         return
     entries = trial.diff.entries
-    yield "bold", f"changed on disk: {len(entries)} paths ({trial.diff.archive})"
+    yield "bold", f"changed on disk: {len(entries)} path{'s' if len(entries) != 1 else ''} ({trial.diff.archive})"
     marks = {"added": "+", "modified": "~", "deleted": "-"}
     for entry in entries[:_SHOWN_PATHS]:
         yield (
