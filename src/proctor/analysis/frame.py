@@ -48,6 +48,18 @@ TRIALS: dict[str, str] = {
     "record": "String",  # directory of the trial's record, for evidence; null when read from Parquet
 }
 
+OUTCOMES = (
+    "resolved",
+    "unresolved",
+    "agent_limit",
+    "disqualified",
+    "infra_error",
+    "verifier_error",
+    "cancelled",
+    "planned",
+)
+"""Every value of `outcome`."""
+
 GRADED = ("resolved", "unresolved", "agent_limit", "disqualified")
 """Outcomes that count in a denominator. The others are excluded, with their reason, and shown."""
 

@@ -41,11 +41,8 @@ def proportion(k: int, n: int, *, method: Method = "wilson", level: float = 0.95
     tail = (1 - level) / 2
     rate = k / n
     if method == "wilson":
-        z = float(norm.ppf(1 - tail))
-        centre = (k + z * z / 2) / (n + z * z)
-        half = z * math.sqrt(k * (n - k) / n + z * z / 4) / (n + z * z)
-        low, high = max(0.0, centre - half), min(1.0, centre + half)
-    elif method == "clopper-pearson":
+        return score_interval(rate, n, level=level, formula=method)
+    if method == "clopper-pearson":
         low = 0.0 if k == 0 else float(beta.ppf(tail, k, n - k + 1))
         high = 1.0 if k == n else float(beta.ppf(1 - tail, k + 1, n - k))
     elif method == "beta":
@@ -54,3 +51,16 @@ def proportion(k: int, n: int, *, method: Method = "wilson", level: float = 0.95
         half = float(norm.ppf(1 - tail)) * math.sqrt(rate * (1 - rate) / n)
         low, high = rate - half, rate + half
     return Interval(rate, low, high, level, method)
+
+
+def score_interval(rate: float, n: float, *, level: float = 0.95, formula: str = "wilson") -> Interval:
+    """Wilson's interval of a rate over n trials, neither of which has to be whole (a mean over tasks with repeats, an
+    effective number of tasks)."""
+    from scipy.stats import norm
+
+    z = float(norm.ppf((1 + level) / 2))
+    centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    low = 0.0 if rate == 0 else max(0.0, centre - half)
+    high = 1.0 if rate == 1 else min(1.0, centre + half)
+    return Interval(rate, low, high, level, formula)

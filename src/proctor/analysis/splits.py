@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from proctor.analysis.rates import difference, rate_interval
+
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from proctor.analysis.means import Codes, Floats
     from proctor.analysis.proportions import Interval
 
 PUBLIC = "public"
@@ -31,3 +37,74 @@ class Gap:
     alarm: bool
     rule: str
     notes: tuple[str, ...] = ()
+
+
+def split_gap(
+    means: Floats,
+    clusters: Codes,
+    hidden: NDArray[np.bool_],
+    difficulty: Codes | None = None,
+    *,
+    level: float = 0.95,
+    margin: float = 0.0,
+    agents: int = 1,
+) -> Gap | None:
+    """The gap of one agent; None when one of the sides has no graded task.
+
+    `hidden` says which tasks are held out; `difficulty` are codes, negative where it is not known. The alarm holds its
+    error rate over all `agents` (Bonferroni): it fires when the interval at level 1 - (1 - level) / agents lies above
+    `margin`.
+    """
+    if not hidden.any() or hidden.all():
+        return None
+
+    def gap_at(confidence: float) -> tuple[Interval, Interval, Interval]:
+        sides = [rate_interval(means[side], clusters[side], level=confidence) for side in (~hidden, hidden)]
+        return sides[0], sides[1], difference(*sides)
+
+    shared = 1 - (1 - level) / agents
+    public, held_out, gap = gap_at(level)
+    strict = gap_at(shared)[2]
+    adjusted, notes = _adjusted(means, clusters, hidden, difficulty, level)
+    share = f" ({level * 100:g} % shared by {agents} agents)" if agents > 1 else ""
+    return Gap(
+        public_tasks=int((~hidden).sum()),
+        held_out_tasks=int(hidden.sum()),
+        public=public,
+        held_out=held_out,
+        gap=gap,
+        adjusted=adjusted,
+        alarm=strict.low > margin,
+        rule=f"alarm when the low end of the gap's {shared * 100:.4g} % interval{share} is above {margin * 100:g} points; "
+        f"here it is {strict.low * 100:.1f}",
+        notes=tuple(notes),
+    )
+
+
+def _adjusted(
+    means: Floats, clusters: Codes, hidden: NDArray[np.bool_], difficulty: Codes | None, level: float
+) -> tuple[Interval | None, list[str]]:
+    """The gap by direct standardisation: within difficulties that both sides have, public tasks weigh as held-out
+    ones."""
+    import numpy as np
+
+    if difficulty is None or (difficulty < 0).all():
+        return None, ["difficulties are not known: the gap may be one of difficulty"]
+    strata = np.intersect1d(difficulty[hidden], difficulty[~hidden])
+    strata = strata[strata >= 0]
+    if not len(strata):
+        return None, ["no difficulty has both public and held-out tasks: the gap may be one of difficulty"]
+    inside = np.isin(difficulty, strata)
+    notes = []
+    if left_out := int((~inside).sum()):
+        notes.append(
+            f"the adjusted gap leaves out {left_out} tasks, whose difficulty is not on both sides or not known"
+        )
+    weights = np.zeros(len(means))
+    for stratum in strata:
+        here = difficulty == stratum
+        weights[here & ~hidden] = (here & hidden).sum() / (here & ~hidden).sum()
+    public, held_out = inside & ~hidden, inside & hidden
+    one = rate_interval(means[public], clusters[public], weights[public], level=level)
+    other = rate_interval(means[held_out], clusters[held_out], level=level)
+    return difference(one, other, formula="newcombe/standardised"), notes

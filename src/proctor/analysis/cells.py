@@ -1,0 +1,292 @@
+"""A trials frame reduced to sums by agent, condition and task: all that aggregates are computed from.
+
+This is the only place that sees every row. It is one streamed pass, so that millions of trials fit in little memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from proctor.analysis.faces import MEASURES, Measure
+from proctor.analysis.frame import GRADED, OUTCOMES, TRIALS
+from proctor.common import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    import polars as pl
+    from numpy.typing import NDArray
+
+    from proctor.analysis.means import Codes, Floats
+
+PLAIN = "plain"
+_AGENT = ["agent", "harness", "harness_version", "model"]
+_TASK = ["task", "task_digest"]
+_NEEDED = ["agent", "task", "task_digest", "condition", "outcome"]
+_FACTS = ["split", "weight", "difficulty", "domain", "cluster"]
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """The tasks of a frame, ordered by name and digest. Codes index the names beside them; -1 is not known."""
+
+    names: tuple[str, ...]
+    digests: tuple[str, ...]
+    clusters: Codes
+    cluster_names: tuple[str, ...]
+    weights: Floats
+    splits: tuple[str | None, ...]
+    difficulties: tuple[str | None, ...]
+    domains: tuple[str | None, ...]
+    capabilities: tuple[tuple[str, ...], ...]
+
+    def masks(self, dimension: str) -> dict[str | None, NDArray[np.bool_]]:
+        """Which tasks belong to each value of `capability`, `difficulty`, `domain` or `split`; None: not known.
+
+        Empty when nothing is known of any task.
+        """
+        import numpy as np
+
+        labels: Sequence[tuple[str | None, ...]]
+        if dimension == "capability":
+            labels = [tuple(dict.fromkeys(one)) or (None,) for one in self.capabilities]
+        else:
+            values = {"difficulty": self.difficulties, "domain": self.domains, "split": self.splits}[dimension]
+            labels = [(value,) for value in values]
+        members: dict[str | None, list[int]] = {}
+        for task, of_task in enumerate(labels):
+            for label in of_task:
+                members.setdefault(label, []).append(task)
+        if members.keys() <= {None}:
+            return {}
+        found = {}
+        for label in sorted(members, key=lambda name: (name is None, name)):
+            mask = np.zeros(len(self.names), dtype=bool)
+            mask[members[label]] = True
+            found[label] = mask
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """The sums of one agent under one condition: arrays over the tasks of the suite (zero where it has no trial)."""
+
+    planned: Floats
+    graded: Floats
+    resolved: Floats
+    score: Floats
+    squares: Floats
+    known: Mapping[Measure, Floats]
+    """Graded trials whose value of a measure is known; `spent` is the sum of it, `won` how many were resolved."""
+    spent: Mapping[Measure, Floats]
+    won: Mapping[Measure, Floats]
+    outcomes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentCells:
+    """One agent: what it is, and its sums by condition."""
+
+    name: str
+    harness: str
+    harness_version: str
+    model: str | None
+    returned_models: tuple[str, ...]
+    conditions: Mapping[str, Cells] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """A whole frame, reduced."""
+
+    suite: Suite
+    agents: tuple[AgentCells, ...]
+    notes: tuple[str, ...]
+
+
+def reduce_trials(trials: pl.DataFrame | pl.LazyFrame) -> Reduced:
+    """Check a frame and reduce it. Raises ConfigError (see `aggregate`)."""
+    import polars as pl
+
+    frame = trials.lazy()
+    if lacking := TRIALS.keys() - frame.collect_schema().keys():
+        raise ConfigError(f"the frame lacks {', '.join(sorted(lacking))}", field="trials")
+    queries = [_checks(frame), _cells(frame), _tasks(frame), _models(frame)]
+    try:
+        checks, cells, tasks, models = pl.collect_all(queries, engine="streaming")
+    except pl.exceptions.PolarsError as error:
+        raise ConfigError(f"the trials cannot be read: {str(error).splitlines()[0]}", field="trials") from error
+    _refuse(checks.row(0, named=True), frame)
+    suite, notes = _suite(tasks)
+    return Reduced(suite, tuple(_agents(cells, models, suite)), tuple(notes))
+
+
+def _checks(frame: pl.LazyFrame) -> pl.LazyFrame:
+    import polars as pl
+
+    graded = pl.col("outcome").is_in(GRADED)
+    key = pl.struct("run_id", "trial_id").hash()
+    return frame.select(
+        pl.len().alias("rows"),
+        key.n_unique().alias("trials"),
+        pl.any_horizontal(pl.col(*_NEEDED).is_null()).sum().alias("nameless"),
+        (~pl.col("outcome").is_in(OUTCOMES)).sum().alias("strange"),
+        (graded & pl.col("score").is_between(0, 1).not_().fill_null(True)).sum().alias("unscored"),
+        (~graded & pl.col("score").is_not_null()).sum().alias("overscored"),
+    )
+
+
+def _refuse(checks: Mapping[str, Any], frame: pl.LazyFrame) -> None:
+    import polars as pl
+
+    if not checks["rows"]:
+        raise ConfigError("there are no trials", field="trials")
+    for name, message in (
+        ("nameless", "{} trials lack agent, task, task_digest, condition or outcome"),
+        ("strange", "{} trials have an outcome that is not on the list"),
+        ("unscored", "{} graded trials have no score in [0, 1]"),
+        ("overscored", "{} trials without a verdict have a score"),
+    ):
+        if checks[name]:
+            raise ConfigError(message.format(checks[name]), field="trials")
+    if checks["trials"] != checks["rows"]:
+        twice = frame.group_by("run_id", "trial_id").len().filter(pl.col("len") > 1).sort("run_id", "trial_id").head(1)
+        for run, trial, count in twice.collect(engine="streaming").iter_rows():
+            raise ConfigError(f"trial {trial} of run {run} occurs {count} times", field="trials",
+                              remedy="give each run once")  # fmt: skip
+
+
+def _cells(frame: pl.LazyFrame) -> pl.LazyFrame:
+    import polars as pl
+
+    graded = pl.col("outcome").is_in(GRADED)
+    won = pl.col("outcome") == "resolved"
+    sums = [pl.len().alias("planned"), graded.sum().alias("graded"), pl.col("row").min()]
+    sums += [(pl.col("outcome") == outcome).sum().alias(f"is {outcome}") for outcome in OUTCOMES]
+    sums += [pl.col("score").sum(), (pl.col("score") ** 2).sum().alias("squares")]
+    for measure in MEASURES:
+        value = pl.when(graded).then(_measure(measure))
+        sums += [
+            value.count().alias(f"known {measure}"),
+            value.sum().cast(pl.Float64).alias(f"spent {measure}"),
+            (won & _measure(measure).is_not_null()).sum().alias(f"won {measure}"),
+        ]
+    return frame.with_row_index("row").group_by(*_AGENT, "condition", *_TASK).agg(sums)
+
+
+def _measure(measure: Measure) -> pl.Expr:
+    import polars as pl
+
+    if measure == "tokens":  # unknown when a part of it is
+        return pl.col("prompt_tokens") + pl.col("completion_tokens")
+    return pl.col(measure)
+
+
+def _tasks(frame: pl.LazyFrame) -> pl.LazyFrame:
+    import polars as pl
+
+    cluster = pl.col("cluster").fill_null(pl.col("task"))
+    firsts = [pl.col(name).drop_nulls().first() for name in _FACTS if name != "cluster"]
+    differ = [(pl.col(name).min() != pl.col(name).max()).alias(f"differ {name}") for name in _FACTS]
+    return (
+        frame.with_columns(cluster)
+        .group_by(_TASK)
+        .agg(*firsts, pl.col("cluster").first(), pl.col("capabilities").first(), *differ)
+    )
+
+
+def _models(frame: pl.LazyFrame) -> pl.LazyFrame:
+    import polars as pl
+
+    return frame.select(*_AGENT, "returned_models").explode("returned_models").filter(
+        pl.col("returned_models").is_not_null()
+    ).unique()  # fmt: skip
+
+
+def _suite(tasks: pl.DataFrame) -> tuple[Suite, list[str]]:
+    import numpy as np
+
+    tasks = tasks.sort(_TASK)
+    notes = [
+        f"{differing} tasks have more than one {name}; the first that was read counts"
+        for name in _FACTS
+        if (differing := int(tasks[f"differ {name}"].sum() or 0))
+    ]
+    names = tasks["task"].to_list()
+    if versions := len(names) - len(set(names)):
+        notes.append(f"{versions} tasks occur in more than one version (digest); each version counts as a task")
+    cluster_names = sorted(set(tasks["cluster"].to_list()))
+    index = {name: number for number, name in enumerate(cluster_names)}
+    suite = Suite(
+        names=tuple(names),
+        digests=tuple(tasks["task_digest"].to_list()),
+        clusters=np.array([index[name] for name in tasks["cluster"].to_list()], dtype=np.int64),
+        cluster_names=tuple(cluster_names),
+        weights=tasks["weight"].fill_null(1.0).to_numpy().astype(np.float64),
+        splits=tuple(tasks["split"].to_list()),
+        difficulties=tuple(tasks["difficulty"].to_list()),
+        domains=tuple(tasks["domain"].to_list()),
+        capabilities=tuple(tuple(one or ()) for one in tasks["capabilities"].to_list()),
+    )
+    return suite, notes
+
+
+def _agents(cells: pl.DataFrame, models: pl.DataFrame, suite: Suite) -> list[AgentCells]:
+    import polars as pl
+
+    returned: dict[tuple[Any, ...], list[str]] = {}
+    for *identity, model in models.iter_rows():
+        returned.setdefault(tuple(identity), []).append(model)
+    order = {task: number for number, task in enumerate(zip(suite.names, suite.digests, strict=True))}
+    place = pl.DataFrame({"task": [t for t, _ in order], "task_digest": [d for _, d in order]}).with_row_index("place")
+    placed = cells.join(place, on=_TASK, how="left")
+    groups: dict[tuple[Any, ...], dict[str, Cells]] = {}
+    firsts: dict[tuple[Any, ...], int] = {}
+    for key, rows in placed.partition_by([*_AGENT, "condition"], as_dict=True).items():
+        *identity, condition = key
+        agent = tuple(identity)
+        groups.setdefault(agent, {})[condition] = _sums(rows, len(suite.names))
+        firsts[agent] = min(firsts.get(agent, 1 << 62), int(rows["row"].min()))  # type: ignore[arg-type]
+    labels = [identity[0] for identity in groups]
+    return [
+        AgentCells(
+            name=identity[0] if labels.count(identity[0]) == 1 else _full_name(identity),
+            harness=identity[1] or "",
+            harness_version=identity[2] or "",
+            model=identity[3],
+            returned_models=tuple(sorted(returned.get(identity, []))),
+            conditions=dict(sorted(groups[identity].items(), key=lambda item: (item[0] != PLAIN, item[0]))),
+        )
+        for identity in sorted(groups, key=lambda agent: firsts[agent])
+    ]
+
+
+def _full_name(identity: tuple[Any, ...]) -> str:
+    """A label that more than one agent was run under, told apart by harness, version and model."""
+    label, harness, version, model = identity
+    return f"{label} ({harness} {version}{f', {model}' if model else ''})"
+
+
+def _sums(rows: pl.DataFrame, tasks: int) -> Cells:
+    import numpy as np
+
+    place = rows["place"].to_numpy()
+
+    def over_tasks(column: str) -> Floats:
+        found = np.zeros(tasks)
+        found[place] = rows[column].to_numpy()
+        return found
+
+    return Cells(
+        planned=over_tasks("planned"),
+        graded=over_tasks("graded"),
+        resolved=over_tasks("is resolved"),
+        score=over_tasks("score"),
+        squares=over_tasks("squares"),
+        known={measure: over_tasks(f"known {measure}") for measure in MEASURES},
+        spent={measure: over_tasks(f"spent {measure}") for measure in MEASURES},
+        won={measure: over_tasks(f"won {measure}") for measure in MEASURES},
+        outcomes={outcome: count for outcome in OUTCOMES if (count := int(rows[f"is {outcome}"].sum()))},
+    )
