@@ -195,6 +195,20 @@ def test_compression_is_told_by_content(kind: str, tmp_path: Path) -> None:
     assert (tmp_path / "root/a").stat().st_size == 3_000_000
 
 
+@pytest.mark.parametrize("kind", [kind for kind in COMPRESSIONS if kind != "plain"])
+def test_many_streams_in_a_row_are_one(kind: str, tmp_path: Path) -> None:
+    data = tar([entry("a", os.urandom(300_000))])
+    unpack(COMPRESSIONS[kind](data[:100_000]) + COMPRESSIONS[kind](data[100_000:]), tmp_path / "root")
+    assert (tmp_path / "root/a").stat().st_size == 300_000
+
+
+@pytest.mark.parametrize("kind", COMPRESSIONS)
+def test_garbage_after_the_first_bytes_is_damaged(kind: str, tmp_path: Path) -> None:
+    data = COMPRESSIONS[kind](tar([entry("a", b"1")]))
+    with pytest.raises(ImageError, match="damaged"):
+        unpack(data[:6] + b"garbage" * 1000, tmp_path / "root")
+
+
 @pytest.mark.parametrize("kind", COMPRESSIONS)
 def test_a_cut_off_archive_is_damaged(kind: str, tmp_path: Path) -> None:
     data = COMPRESSIONS[kind](tar([entry("a", os.urandom(200_000))]))

@@ -261,3 +261,18 @@ def test_a_full_disk_is_one_clear_error_and_loses_nothing(tmp_path: Path) -> Non
     """
     command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", textwrap.dedent(script)]
     subprocess.run(command, check=True)
+
+
+def test_a_workspace_of_a_dead_process_goes_when_the_next_is_opened(store: ImageStore) -> None:
+    script = f"""
+        import os, signal
+        from pathlib import Path
+        from proctor.sandbox.images import ImageStore
+        with ImageStore(Path({str(store.root)!r})).workspace() as workspace:
+            (workspace.directory("t") / "file").write_text("half")
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False)
+    assert len(list((store.root / "tmp").iterdir())) == 1
+    with store.workspace() as mine, store.workspace() as other:
+        assert sorted((store.root / "tmp").iterdir()) == sorted([mine.path, other.path])

@@ -20,6 +20,8 @@ Status = Literal["ok", "missing"]
 _OLDEST_KERNEL = (5, 12)
 _KVM_GET_API_VERSION = 0xAE00
 _KVM_API_VERSION = 12
+_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+_KEYRING_REMEDY = "apt-get install --no-install-recommends debian-archive-keyring"
 _CONTROLLERS = ("memory", "cpu", "pids", "freezer")
 
 
@@ -75,7 +77,7 @@ _TIERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "microvm": ("sandboxes with a kernel of their own", ("kvm", "firecracker or qemu")),
     "disk/loop": ("private disks larger than the memory limit", ("loop", "mkfs.ext4")),
     "image/host": ("the machine's own /usr, no download", ("merged usr",)),
-    "image/debian": ("Debian releases", ("root", "mmdebstrap")),
+    "image/debian": ("Debian releases", ("root", "mmdebstrap", "debian keys")),
     "image/dockerfile": ("environment/Dockerfile", ("root", "buildah")),
     "image/registry": ("docker://… references", ("root", "skopeo")),
 }
@@ -245,6 +247,7 @@ def diagnose(*, live: bool = True) -> Diagnosis:
         _simple("binary", os.access(binary, os.X_OK), str(binary), "not compiled", "scripts/setup, or scripts/build-c"),
         _simple("loop", Path("/dev/loop-control").exists(), "/dev/loop-control", "no loop devices", "modprobe loop"),
         _simple("merged usr", merged, "/bin is usr/bin", "/bin is not a link", "proctor image build debian:bookworm"),
+        _simple("debian keys", _KEYRING.is_file(), str(_KEYRING), f"no {_KEYRING}", _KEYRING_REMEDY),
         check_kvm(),
         *(check_program(name, package) for name, package in _PROGRAMS.items()),
     ]

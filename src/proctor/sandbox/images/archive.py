@@ -30,7 +30,7 @@ from proctor.sandbox.contract import ImageError
 from proctor.sandbox.images.tree import OPAQUE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 _WHITEOUT = ".wh."
@@ -134,32 +134,49 @@ def decompressed_stream(file: Readable, what: str, caps: Caps | None = None) -> 
             reader = zstandard.ZstdDecompressor(max_window_size=1 << 27)
             stream = stack.enter_context(reader.stream_reader(source, read_across_frames=True, closefd=False))
         elif magic.startswith(b"\xfd7zXZ\0"):
-            stream = _Pieces(lzma.LZMADecompressor(memlimit=512 << 20), counted)
+            stream = _Pieces(lambda: lzma.LZMADecompressor(memlimit=512 << 20), counted)
         elif magic.startswith(b"BZh"):
-            stream = bz2.BZ2File(source)
+            stream = _Pieces(bz2.BZ2Decompressor, counted)
         else:
             stream = counted
         try:
             yield _Capped(stream, counted, caps, what)
-        except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError, gzip.BadGzipFile) as error:
+        except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
+            raise ImageError(f"{what} is damaged or not an archive: {error}") from error
+        except OSError as error:
+            # What gzip and bz2 raise for bad data is an OSError that no system call made.
+            if error.errno is not None:
+                raise
             raise ImageError(f"{what} is damaged or not an archive: {error}") from error
 
 
 class _Pieces:
-    """A decompressor object as a stream (lzma's own file class has no memory limit)."""
+    """Decompressor objects as a stream: one after another, since parallel packers write many streams in a row.
 
-    def __init__(self, decoder: lzma.LZMADecompressor, source: Readable) -> None:
-        self._decoder, self._source = decoder, source
+    lzma's own file class would do, but has no memory limit.
+    """
+
+    def __init__(self, make: Callable[[], lzma.LZMADecompressor | bz2.BZ2Decompressor], source: Readable) -> None:
+        self._make, self._source = make, source
+        self._decoder = make()
 
     def read(self, size: int = -1, /) -> bytes:
         wanted = _CHUNK if size < 0 else size
-        out = b""
-        while not out and not self._decoder.eof:
-            data = self._source.read(_CHUNK) if self._decoder.needs_input else b""
-            if not data and self._decoder.needs_input:
-                raise EOFError("the compressed stream ends early")
-            out = self._decoder.decompress(data, max_length=wanted)
-        return out
+        while True:
+            if self._decoder.eof:
+                # Zeros after a stream are padding (xz file format, 2.2).
+                rest = (self._decoder.unused_data or self._source.read(_CHUNK)).lstrip(b"\0")
+                if not rest:
+                    return b""
+                self._decoder = self._make()
+                out = self._decoder.decompress(rest, max_length=wanted)
+            else:
+                data = self._source.read(_CHUNK) if self._decoder.needs_input else b""
+                if not data and self._decoder.needs_input:
+                    raise EOFError("the compressed stream ends early")
+                out = self._decoder.decompress(data, max_length=wanted)
+            if out:
+                return out
 
 
 def extract(stream: Readable, root: Path, *, what: str, deletions: bool, caps: Caps | None = None) -> Extracted:

@@ -74,11 +74,15 @@ def _hex(digest: str) -> str:
     return digest.removeprefix("sha256:")
 
 
-def _sync_file_system(handle: int) -> None:
-    """Flush the file system of `handle`: a renamed tree must not be found empty after a power cut."""
+def _sync_file_system(root: Path) -> None:
+    """Flush the file system that holds `root`: a renamed tree must not be found empty after a power cut."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syncfs(handle) != 0:
-        raise OSError(ctypes.get_errno(), "syncfs")
+    handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if libc.syncfs(handle) != 0:
+            raise OSError(ctypes.get_errno(), "syncfs")
+    finally:
+        os.close(handle)
 
 
 class Hold:
@@ -141,18 +145,15 @@ class Workspace:
         facts = tree.scan(root)
         target = self._store.layer_path(facts.digest)
         record = LayerRecord(digest=facts.digest, size_bytes=facts.size_bytes, entries=facts.entries)
+        if not target.is_dir():
+            _sync_file_system(root)
         with self._store.locked():
-            if target.is_dir():
-                shutil.rmtree(root)
-            else:
-                handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                try:
-                    _sync_file_system(handle)
-                finally:
-                    os.close(handle)
+            if not target.is_dir():
                 atomic_write(target.with_name(f"{target.name}.json"), record.model_dump_json().encode())
                 os.rename(root, target)
             self._hold.take(target)
+        if root.is_dir():
+            shutil.rmtree(root)
         return Layer(path=target, digest=facts.digest, size_bytes=facts.size_bytes)
 
     def hold(self, layers: Sequence[Layer]) -> None:
@@ -191,19 +192,22 @@ class ImageStore:
 
     @contextmanager
     def workspace(self) -> Iterator[Workspace]:
-        """A private directory to build in; removed at the end, or by the next prune after a crash.
+        """A private directory to build in; removed at the end, or after a crash when the next one is opened.
 
         A full disk, wherever in the block it is met, becomes an ImageError; what was begun is removed.
         """
         with ExitStack() as stack:
             stack.enter_context(self._full_disk_named())
             with self.locked():
+                doomed = self._doom_workspaces()
                 path = self.root / "tmp" / new_id()
                 path.mkdir(mode=0o700)
                 handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 stack.callback(os.close, handle)
                 fcntl.flock(handle, fcntl.LOCK_SH)
             stack.callback(shutil.rmtree, path, ignore_errors=True)
+            for left in doomed:
+                shutil.rmtree(left, ignore_errors=True)
             yield Workspace(self, path, stack.enter_context(Hold()))
 
     @contextmanager
@@ -417,13 +421,14 @@ class ImageStore:
                 if not path.is_dir() or path.name in used:
                     continue
                 size = self.layer(f"sha256:{path.name}").size_bytes or 0
-                if self._remove_tree(path):
+                if doomed := self._doom(path):
+                    shutil.rmtree(doomed)
                     path.with_name(f"{path.name}.json").unlink(missing_ok=True)
                     layers, freed = layers + 1, freed + size
                 else:
                     in_use += 1
-            for path in (self.root / "tmp").iterdir():
-                self._remove_tree(path)
+            for path in self._doom_workspaces():
+                shutil.rmtree(path)
             self._sweep()
         return Pruned(len(images), layers, freed, in_use)
 
@@ -442,19 +447,22 @@ class ImageStore:
             if is_digest(digest) and not self.layer_path(digest).is_dir() and not image.is_file():
                 path.unlink(missing_ok=True)
 
-    def _remove_tree(self, path: Path) -> bool:
-        """Remove a directory that nobody holds; False if somebody does."""
+    def _doom_workspaces(self) -> tuple[Path, ...]:
+        """Workspaces whose process is gone, renamed; the caller holds the lock and removes them."""
+        return tuple(doomed for path in (self.root / "tmp").iterdir() if (doomed := self._doom(path)))
+
+    def _doom(self, path: Path) -> Path | None:
+        """Rename a directory that nobody holds, so that nobody can begin to; None if somebody does."""
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             doomed = self.root / "tmp" / new_id("doomed")
             os.rename(path, doomed)
         except BlockingIOError:
-            return False
+            return None
         finally:
             os.close(handle)
-        shutil.rmtree(doomed)
-        return True
+        return doomed
 
 
 def _remedy(ref: str) -> str:
