@@ -66,6 +66,14 @@ def test_special_files_never_cross(kind: str) -> None:
     assert reason_to_drop(DiffEntry("/app/x", "added", kind), POLICY) == "special"  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("workdir", ["/usr/src/app", "/opt/app"])
+def test_a_workdir_inside_a_system_directory_is_the_work(workdir: str) -> None:
+    policy = replace(POLICY, workdir=workdir)
+    assert reason_to_drop(DiffEntry(f"{workdir}/out.txt", "added", "file"), policy) is None
+    assert reason_to_drop(DiffEntry("/usr/src/other", "added", "file"), policy) == "system"
+    assert reason_to_drop(DiffEntry("/usr/bin/tool", "added", "file"), replace(policy, workdir="/usr")) == "system"
+
+
 def test_system_carry_still_refuses_the_verifiers_places() -> None:
     system = replace(POLICY, system=True)
     assert reason_to_drop(DiffEntry("/usr/bin/tool", "added", "file"), system) is None

@@ -52,6 +52,10 @@ class Policy:
     protects: Callable[[str], bool] | None = None
     """Further paths that a task's tests protect."""
 
+    def is_workspace(self, path: str) -> bool:
+        """Inside the workdir, which may lie in a system directory (`/usr/src/app`, `/opt/app`)."""
+        return self.workdir.count("/") > 1 and _below(path, (self.workdir,))
+
     @classmethod
     def of(cls, image: Image, workdir: str, *, system: bool) -> Policy:
         """The policy for one image."""
@@ -86,7 +90,7 @@ def reason_to_drop(entry: DiffEntry, policy: Policy) -> Reason | None:
     if name in _START_UP or name.endswith(".pth"):
         return "startup"
     if not policy.system:
-        if _below(path, SYSTEM):
+        if _below(path, SYSTEM) and not policy.is_workspace(path):
             return "system"
         if _in_dotted_home(parts):
             return "startup"
@@ -156,7 +160,7 @@ def _below(path: str, roots: Sequence[str]) -> bool:
 
 
 def _in_dotted_home(parts: list[str]) -> bool:
-    """`/root/.x` and `/home/name/.x`: settings and programs that shells and tools pick up."""
+    """`/root/.x` and `/home/*/.x`: settings and programs that shells and tools pick up."""
     if parts[0] == "root":
         return len(parts) > 1 and parts[1].startswith(".")
     return parts[0] == "home" and len(parts) > 2 and parts[2].startswith(".")
