@@ -167,6 +167,15 @@ class TestDetached:
         assert "terminal yes" in talk(detached, b"test -t 0 && echo terminal yes; exit\n")
 
 
+def test_a_ttl_ends_a_detached_sandbox_and_its_edge(home: Path) -> None:
+    assert proctor("run", "--detach", *SMALL, "--ttl", "0.5").returncode == 0
+    for _ in range(200):
+        if [path.name for path in (home / "edges").iterdir()] == ["lock"]:
+            return
+        time.sleep(0.05)
+    pytest.fail("the background Edge is still there")
+
+
 def talk(sandbox: str, typed: bytes) -> str:
     """Type into `proctor box shell` on a real terminal and return what was shown."""
     child, terminal = pty.fork()

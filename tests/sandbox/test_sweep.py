@@ -121,6 +121,23 @@ async def test_groups_without_a_directory_are_removed(tmp_path: Path) -> None:
         assert f"{home_tag(tmp_path)}-deadbeef" not in layout.edges()
 
 
+async def test_old_empty_groups_of_a_home_that_is_gone_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = CgroupLayout.detect()
+    async with Edge(tmp_path / "alive", pool_size=1) as other:
+        for directory in layout.edge_directories("zzzz-deadbeef"):
+            (directory / "s1").mkdir(parents=True)
+        async with Edge(tmp_path / "one", pool_size=1):
+            assert "zzzz-deadbeef" in layout.edges(), "too young to be forgotten"
+        monkeypatch.setattr("proctor.sandbox.sweep._FORGOTTEN_AFTER_S", 0.0)
+        # Only the question is asked: with no patience at all, an Edge that somebody is just starting would be hit.
+        forgotten = sweep._forgotten(layout, home_tag(tmp_path / "one") + "-")
+        assert "zzzz-deadbeef" in forgotten
+        assert other.id not in forgotten
+        await layout.remove_edge("zzzz-deadbeef")
+
+
 async def test_a_random_death_under_load_leaves_nothing(tmp_path: Path) -> None:
     script = _LIFE.replace('for driver in ("loop", "memory"):', 'for driver in ("loop", "memory") * 50:')
     for delay_s in (0.35, 0.5, 0.7, 0.9):

@@ -87,6 +87,8 @@ class Templates:
             if not path.exists():
                 part = path.with_suffix(".part")
                 _format(part, disk_mb, inodes)
+                with part.open("rb") as file:
+                    os.fsync(file.fileno())  # a template must not be found empty after a power cut
                 part.rename(path)
         return path
 

@@ -108,11 +108,12 @@ class Edge:
             point("start:after-lock")
             self._journal = Journal(self._directory.path / "journal.jsonl")
             stack.callback(self._journal.close)
-            await sweep.sweep_dead(self.home, self._layout)
             self._launcher = await Launcher.start(LauncherConfig(edge=self.id, pool=self._pool_size), self._layout)
             stack.push_async_callback(self._stop_launcher)
             self._layout = self._launcher.layout
             point("start:after-launcher")
+            # Not before: where cgroup2 is mounted nowhere, only the launcher's layout can see all groups.
+            await sweep.sweep_dead(self.home, self._layout)
             self._frozen = FrozenLayers(self.id)
             self._watch = sweep.SlotWatch(self.id, self._layout)
             stack.callback(self._images.close)

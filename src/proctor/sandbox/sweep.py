@@ -4,7 +4,8 @@ Two questions, asked at the start of every Edge and every 30 s:
 
 - *Whose Edge is dead?* Every Edge holds a lock on its directory while it lives. A directory whose lock is free, or a
   control group named after this home without a directory, belongs to nobody: its processes, groups, disk images and the
-  directory are removed.
+  directory are removed. Groups of other homes are removed when they have held no process for ten minutes: a home may
+  have been deleted with its Edge's last act undone.
 - *Does my own kernel state match my journal?* A slot of mine that holds no process and is not in the journal is removed
   once two sweeps in a row have seen it so (a slot that is just being made looks the same for a moment).
 """
@@ -17,6 +18,7 @@ import logging
 import os
 import secrets
 import shutil
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOCK = "lock"
+_FORGOTTEN_AFTER_S = 600.0
 
 
 def home_tag(home: Path) -> str:
@@ -115,7 +118,7 @@ async def sweep_dead(home: Path, layout: CgroupLayout) -> list[str]:
     """Remove all that dead Edges of this home have left; returns their ids."""
     removed = []
     tag = home_tag(home) + "-"
-    for edge_id in _dead(home, layout, tag):
+    for edge_id in (*_dead(home, layout, tag), *_forgotten(layout, tag)):
         try:
             await layout.remove_edge(edge_id)
         except InfraError as error:
@@ -140,6 +143,22 @@ def _dead(home: Path, layout: CgroupLayout, tag: str) -> list[str]:
         dead = [name for name, path in known.items() if name.startswith(tag) and owner(path) is None]
         dead += [name for name in layout.edges() if name.startswith(tag) and name not in known]
     return dead
+
+
+def _forgotten(layout: CgroupLayout, tag: str) -> list[str]:
+    """Groups of Edges of other homes, which may not exist any more, that have been without any process for long.
+
+    A living Edge always has one: its pool is never empty for more than a moment.
+    """
+    found = []
+    for name in layout.edges():
+        if name.startswith(tag):
+            continue
+        changed = [path.stat().st_mtime for path in layout.edge_directories(name) if path.exists()]
+        recent = time.time() - max(changed, default=0) < _FORGOTTEN_AFTER_S
+        if not recent and not any(layout.slot(name, slot).populated() for slot in layout.slots(name)):
+            found.append(name)
+    return found
 
 
 class SlotWatch:
