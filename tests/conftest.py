@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("proctor", deadline=None)  # a busy machine is not a failed property
+settings.load_profile("proctor")
 
 DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 
