@@ -75,8 +75,8 @@ def split_gap(
         gap=gap,
         adjusted=adjusted,
         alarm=strict.low > margin,
-        rule=f"alarm when the low end of the gap's {shared * 100:.4g} % interval{share} is above {margin * 100:g} points; "
-        f"here it is {strict.low * 100:.1f}",
+        rule=f"alarm when the low end of the gap's {shared * 100:.4g} % interval{share} is above {margin * 100:g} "
+        f"points; here it is {strict.low * 100:.1f}",
         notes=tuple(notes),
     )
 
