@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -274,3 +275,19 @@ def test_unittest_attack_gains_nothing(tmp_path: Path, python: str, local: Run, 
 def test_skip_by_solution_in_unittest_is_not_passed(tmp_path: Path, python: str, local: Run) -> None:
     text = "import unittest\ndef add(a, b): raise unittest.SkipTest('no')\n"
     assert local(unit_spec(project(tmp_path, text)), python).verdict.verdict == "unresolved"
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["--import-mode=importlib", "-W error", "-x --strict-markers", "-p no:cacheprovider -s", "--maxfail=1 -q"],
+)
+def test_options_of_the_command_do_not_disturb(tmp_path: Path, python: str, local: Run, options: str) -> None:
+    if "importlib" in options:
+        asked = subprocess.run([python, "-m", "pytest", "--help"], capture_output=True, text=True, check=True)
+        if "--import-mode" not in asked.stdout:
+            pytest.skip("this pytest has no import modes")
+    command = f"python -m pytest {options} test_it.py"
+    run = local(
+        spec(project(tmp_path, GOOD, setup_dot_cfg="[tool:pytest]\nminversion = 5.0\n"), command=command), python
+    )
+    assert run.verdict.verdict == "resolved", (run.verdict, run.log)

@@ -113,7 +113,7 @@ def make_plan(entries: Iterable[DiffEntry], base: View, frozen: View, policy: Po
         if _is_mounted_over(entry, policy) or any(entry.path.startswith(parent + "/") for parent in gone[-1:]):
             continue
         reason = reason_to_drop(entry, policy)
-        if reason is None and _in_base_site(entry.path, base):
+        if reason is None and not policy.system and _in_base_site(entry.path, base):
             reason = "startup"
         if reason is None and policy.protects is not None and policy.protects(entry.path):
             reason = "test-config"
