@@ -35,13 +35,13 @@ class Room:
     group: SlotGroup
 
     async def sh(self, text: str, **options: Any) -> ExecResult:
-        """Run a line of shell inside (with a deadline of ten seconds unless told otherwise)."""
-        options.setdefault("timeout_s", 10)
+        """Run a line of shell inside (with a deadline of half a minute unless told otherwise)."""
+        options.setdefault("timeout_s", 30)
         return await self.channel.exec(["/bin/sh", "-c", text], env=_ENV, **options)
 
     async def python(self, text: str, **options: Any) -> ExecResult:
         """Run a Python program inside with the machine's interpreter."""
-        options.setdefault("timeout_s", 20)
+        options.setdefault("timeout_s", 30)
         return await self.channel.exec(["/usr/bin/python3", "-c", text], env=_ENV, **options)
 
 

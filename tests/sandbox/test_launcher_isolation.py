@@ -293,6 +293,15 @@ async def test_every_mount_is_nosuid_and_nodev_where_it_can_be(room: Room) -> No
     assert {path for path in with_devices if not path.startswith("/proc/")} == {"/dev", "/dev/pts"}
 
 
+async def test_what_needs_no_writing_is_mounted_read_only(room: Room) -> None:
+    lines = [line.split() for line in (await room.sh("cat /proc/self/mounts")).text.splitlines()]
+    writable = {fields[1] for fields in lines if "ro" not in fields[3].split(",")}
+    assert writable == {"/", "/proc", "/dev/pts", "/dev/shm"}
+    read_only = {fields[1] for fields in lines} - writable
+    there = {f"/proc/{name}" for name in {"sys", "bus", "fs", "irq"} & set(os.listdir("/proc"))}
+    assert read_only >= there | {"/dev", "/sys", "/usr"}
+
+
 async def test_propagation_is_private(room: Room) -> None:
     assert "shared:" not in (await room.sh("cat /proc/self/mountinfo")).text
     assert "master:" not in (await room.sh("cat /proc/self/mountinfo")).text

@@ -65,8 +65,8 @@ async def own(init_binary: Path) -> AsyncIterator[Launcher]:
     await launcher.close()
 
 
-async def test_close_leaves_no_process_and_no_directory(base_plan: Plan) -> None:
-    launcher = await Launcher.start(LauncherConfig(edge=f"close-{os.getpid()}", pool=3))
+async def test_close_leaves_no_process_and_no_directory(base_plan: Plan, init_binary: Path) -> None:
+    launcher = await Launcher.start(LauncherConfig(edge=f"close-{os.getpid()}", pool=3, binary=init_binary))
     launched = [await launcher.launch(base_plan) for _ in range(3)]
     pids = processes(launcher.config.edge)
     assert set(pids) >= {sandbox.pid for sandbox in launched}
@@ -77,8 +77,8 @@ async def test_close_leaves_no_process_and_no_directory(base_plan: Plan) -> None
         sandbox.close()
 
 
-async def test_no_zombies_are_left_for_others_to_reap(base_plan: Plan) -> None:
-    launcher = await Launcher.start(LauncherConfig(edge=f"zombie-{os.getpid()}", pool=3))
+async def test_no_zombies_are_left_for_others_to_reap(base_plan: Plan, init_binary: Path) -> None:
+    launcher = await Launcher.start(LauncherConfig(edge=f"zombie-{os.getpid()}", pool=3, binary=init_binary))
     (await launcher.launch(base_plan)).close()
     await anyio.sleep(0.1)
     pids = processes(launcher.config.edge)
@@ -196,7 +196,7 @@ _EDGE = """
     from proctor.sandbox.native.plan import Bind, Limits, MemoryUpper, Plan
 
     async def main():
-        launcher = await Launcher.start(LauncherConfig(edge=sys.argv[1], pool=3))
+        launcher = await Launcher.start(LauncherConfig(edge=sys.argv[1], pool=3, binary=Path(sys.argv[3])))
         copy = os.fork() if {forked} else 0
         if {forked} and copy == 0:  # a copy of the Edge that holds its descriptors
             time.sleep(30)
@@ -211,11 +211,11 @@ _EDGE = """
 """
 
 
-async def test_kill_of_the_edge_ends_all(base_layer: Path) -> None:
+async def test_kill_of_the_edge_ends_all(base_layer: Path, init_binary: Path) -> None:
     edge = f"dead-{os.getpid()}"
     program = textwrap.dedent(_EDGE.format(forked=False))
     async with await anyio.open_process(
-        [sys.executable, "-c", program, edge, str(base_layer)], stdout=subprocess.PIPE, stderr=None
+        [sys.executable, "-c", program, edge, str(base_layer), str(init_binary)], stdout=subprocess.PIPE, stderr=None
     ) as process:
         assert process.stdout is not None
         assert (await process.stdout.receive()).startswith(b"ready")
@@ -230,11 +230,13 @@ async def test_kill_of_the_edge_ends_all(base_layer: Path) -> None:
     assert edge not in layout.edges()
 
 
-async def test_kill_of_the_edge_ends_all_even_when_a_copy_of_it_holds_the_socket(base_layer: Path) -> None:
+async def test_kill_of_the_edge_ends_all_even_when_a_copy_of_it_holds_the_socket(
+    base_layer: Path, init_binary: Path
+) -> None:
     edge = f"fork-{os.getpid()}"
     program = textwrap.dedent(_EDGE.format(forked=True))
     async with await anyio.open_process(
-        [sys.executable, "-c", program, edge, str(base_layer)], stdout=subprocess.PIPE, stderr=None
+        [sys.executable, "-c", program, edge, str(base_layer), str(init_binary)], stdout=subprocess.PIPE, stderr=None
     ) as process:
         assert process.stdout is not None
         copy = int((await process.stdout.receive()).split()[1])
