@@ -284,8 +284,8 @@ def test_skip_by_solution_in_unittest_is_not_passed(tmp_path: Path, python: str,
 def test_options_of_the_command_do_not_disturb(tmp_path: Path, python: str, local: Run, options: str) -> None:
     if "importlib" in options:
         asked = subprocess.run([python, "-m", "pytest", "--help"], capture_output=True, text=True, check=True)
-        if "--import-mode" not in asked.stdout:
-            pytest.skip("this pytest has no import modes")
+        if "append,importlib" not in asked.stdout:
+            pytest.skip("this pytest does not import by importlib")
     command = f"python -m pytest {options} test_it.py"
     run = local(
         spec(project(tmp_path, GOOD, setup_dot_cfg="[tool:pytest]\nminversion = 5.0\n"), command=command), python
