@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from proctor.sandbox.images.build import build_image, build_recipe, ensure_image
 from proctor.sandbox.images.dockerfile import build_dockerfile
-from proctor.sandbox.images.oci import export_layout, import_image
+from proctor.sandbox.images.export import export_layout
+from proctor.sandbox.images.oci import import_image
 from proctor.sandbox.images.python import PythonBase, python_base
 from proctor.sandbox.images.recipe import Recipe, load_recipe, parse_recipe
 from proctor.sandbox.images.store import Hold, ImageStore, Pruned, StoredImage, Workspace

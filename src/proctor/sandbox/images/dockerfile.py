@@ -24,6 +24,7 @@ from proctor.common import ConfigError, atomic_write, digest_json, digest_tree
 from proctor.sandbox.contract import Image, ImageError
 from proctor.sandbox.images import assets, oci
 from proctor.sandbox.images.build import RUN_ENV, ensure_image
+from proctor.sandbox.images.export import export_layout
 from proctor.sandbox.images.machine import BUILD_DIR, build_environment, build_files
 from proctor.sandbox.images.manifest import check_ref
 from proctor.sandbox.images.tools import Progress, require_root, require_tool, run_tool, silent
@@ -259,7 +260,7 @@ class _Builder:
             if fact["image"] in present:
                 return name, list(fact["diff_ids"])
         layout = workspace.path / f"base-{key}"
-        diff_ids = await anyio.to_thread.run_sync(lambda: oci.export_layout(base, layout, env=env))
+        diff_ids = await anyio.to_thread.run_sync(lambda: export_layout(base, layout, env=env))
         output = await self._run("pull", "--policy", "always", f"oci:{layout}:image", what=f"handing over {base.ref}")
         image = output.strip().splitlines()[-1]
         await self._run("tag", image, name, what=f"naming {base.ref}")
