@@ -306,7 +306,7 @@ async def test_unstable_test_is_run_again(edge: Edge, image: Image, tmp_path: Pa
     task = groups_task(tmp_path, image)
     (tmp_path / "files" / "tests" / "test_add.py").write_text(text)
     seen = set()
-    for _ in range(12):
+    for _ in range(30):
         _, result = await attempt(edge, image, task, solve())
         (stable, odd) = result.tests
         assert stable.ok
@@ -314,7 +314,7 @@ async def test_unstable_test_is_run_again(edge: Edge, image: Image, tmp_path: Pa
         seen.add(odd.unstable)
         assert odd.unstable == (len(set(odd.runs)) > 1)
         assert result.rooms == max(1, len(odd.runs))
-        if seen == {True, False}:
+        if odd.unstable:
             break
     assert True in seen
 
