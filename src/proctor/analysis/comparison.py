@@ -120,7 +120,9 @@ class Claim:
     needed: Needed | None
     notes: tuple[str, ...] = ()
     e_value: float | None = None
-    """Anytime-valid evidence for a difference (`symmetric-uniform-mixture`); decides when a run stopped itself."""
+    """Anytime-valid evidence for a difference (`e-value-uniform-mixture`); decides when a run stopped itself."""
+    posterior_better: float | None = None
+    """Probability that the contender is better, under a flat prior; for single pass-or-fail scores, unclustered."""
 
     @property
     def sentence(self) -> str:

@@ -25,7 +25,7 @@ TRIALS: dict[str, str] = {
     "model": "String",  # requested id; null for a harness without a model
     "returned_models": "List(String)",
     "attempt": "Int32",
-    "outcome": "String",  # the closed list of DESIGN.md, or `planned` when nothing became of it
+    "outcome": "String",  # the closed list of DESIGN.md, `stopped` when a stopping rule left it out, else `planned`
     "detail": "String",
     "stop": "String",
     "score": "Float64",  # in [0, 1]; null when there is no verdict; agent_limit and disqualified score 0
@@ -56,6 +56,7 @@ OUTCOMES = (
     "infra_error",
     "verifier_error",
     "cancelled",
+    "stopped",
     "planned",
 )
 """Every value of `outcome`."""

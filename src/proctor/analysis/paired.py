@@ -96,6 +96,15 @@ def with_pseudo_pairs(estimate: Estimate) -> Estimate:
     return Estimate(estimate.point, error, max(1, estimate.units - 1), estimate.units, "t-two-pseudo-pairs")
 
 
+def discordance_error(b: int, c: int, n: int) -> float:
+    """The standard error of (b - c) / n with one task added to each discordant cell (Bonett and Price 2012).
+
+    For planning: few tasks seldom show all that can differ, and with b = c = 0 the sample's own error would be zero.
+    """
+    size = n + 2
+    return math.sqrt(((b + c + 2) / size - ((b - c) / size) ** 2) / size)
+
+
 def mcnemar(b: int, c: int, *, mid_p: bool = False) -> float:
     """Two-sided p of `b` against `c` discordant tasks: exact, or with half the weight on what was seen (mid-p).
 

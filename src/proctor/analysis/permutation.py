@@ -38,12 +38,13 @@ def sign_flip(
     """
     import numpy as np
 
-    units = np.asarray(differences, dtype=np.float64)
+    units: NDArray[np.float64] = np.asarray(differences, dtype=np.float64)
     if units.size == 0 or not np.isfinite(units).all():
         raise ConfigError("differences must be finite numbers, at least one", field="differences")
     name = "sign-flip"
     if clusters is not None:
-        units, name = np.bincount(membership(clusters), weights=units), "cluster-sign-flip"
+        units = np.bincount(membership(clusters), weights=units).astype(np.float64)
+        name = "cluster-sign-flip"
     scale = float(np.abs(units).sum())
     # Sums that are equal on paper differ in the last bits; whatever is nearer than this is equal.
     seen = abs(float(units.sum())) - 1e-10 * scale
