@@ -15,6 +15,7 @@ FORMULAS: Mapping[str, str] = {
     "cluster-robust variance of the weighted mean; at most Kish's number, and the number of clusters when p is 0 or 1 "
     "(Korn and Graubard 1998)",
     "clopper-pearson": "exact binomial interval from quantiles of the beta distribution (Clopper and Pearson 1934)",
+    "clopper-pearson/effective": "the same for an effective number of tasks (Korn and Graubard 1998)",
     "t/population": "m ± t(T-1) sd(m_i)/sqrt(T) over task means m_i (Miller 2024, arXiv 2411.00640)",
     "t/cluster": "m ± t(C-1) sqrt(C/(C-1)) sqrt(sum over clusters of (sum of m_i - m)²)/T (Miller 2024)",
     "t/rerun": "m ± t(N-T) sqrt(MSW sum(1/K_i))/T: the same tasks run again; with K attempts each, sqrt(MSW/(TK))",

@@ -17,27 +17,41 @@ if TYPE_CHECKING:
     from proctor.analysis.means import Codes, Floats
 
 
-def rate_interval(means: Floats, clusters: Codes, weights: Floats | None = None, *, level: float = 0.95) -> Interval:
+def rate_interval(
+    means: Floats, clusters: Codes, weights: Floats | None = None, *, level: float = 0.95, exact: bool = False
+) -> Interval:
     """The interval of the (weighted) mean of per-task rates, each in [0, 1].
 
     Independent tasks of equal weight: Wilson's with n = T. Repeats do not narrow it (the mean of a task's attempts
     varies no more than one attempt does, so the interval is on the safe side; `SuiteMean.population` is sharper).
     Otherwise n is the effective number of tasks, never more than T or Kish's number, and the number of clusters when
-    all rates are 0 or all 1.
+    all rates are 0 or all 1. `exact` gives Clopper and Pearson's form instead of Wilson's, for claims.
     """
     import numpy as np
 
     share = np.full(len(means), 1 / len(means)) if weights is None else weights / weights.sum()
-    mean = float(np.clip((share * means).sum(), 0.0, 1.0))
+    taking_part = means[share > 0]
+    mean = float(means.sum() / len(means) if weights is None else (share * means).sum())
+    # Exactly 0 or 1 when all are: rounding must not decide which formula is used.
+    mean = min(max(mean, float(taking_part.min())), float(taking_part.max()))
     kish = 1 / float(np.square(share).sum())
     groups = len(np.unique(clusters[share > 0]))
     equal = weights is None or float(weights.min()) == float(weights.max())
     if equal and groups == len(means):
-        return score_interval(mean, len(means), level=level, formula="wilson")
-    return score_interval(
-        mean, _effective(mean, share * (means - mean), clusters, groups, kish, level), level=level,
-        formula="wilson/effective",
-    )  # fmt: skip
+        return _shaped(mean, float(len(means)), level, exact, "")
+    worth = _effective(mean, share * (means - mean), clusters, groups, kish, level)
+    return _shaped(mean, worth, level, exact, "/effective")
+
+
+def _shaped(mean: float, n: float, level: float, exact: bool, suffix: str) -> Interval:
+    if not exact:
+        return score_interval(mean, n, level=level, formula=f"wilson{suffix}")
+    from scipy.stats import beta
+
+    tail, k = (1 - level) / 2, mean * n
+    low = 0.0 if mean == 0 else float(beta.ppf(tail, k, n - k + 1))
+    high = 1.0 if mean == 1 else float(beta.ppf(1 - tail, k + 1, n - k))
+    return Interval(mean, low, high, level, f"clopper-pearson{suffix}")
 
 
 def _effective(mean: float, terms: Floats, clusters: Codes, groups: int, kish: float, level: float) -> float:

@@ -51,20 +51,22 @@ def split_gap(
 ) -> Gap | None:
     """The gap of one agent; None when one of the sides has no graded task.
 
-    `hidden` says which tasks are held out; `difficulty` are codes, negative where it is not known. The alarm holds its
-    error rate over all `agents` (Bonferroni): it fires when the interval at level 1 - (1 - level) / agents lies above
-    `margin`.
+    `hidden` says which tasks are held out; `difficulty` are codes, negative where it is not known. An alarm is a claim,
+    so that it goes by the exact form of the intervals (Clopper and Pearson's) and holds its error rate over all
+    `agents` (Bonferroni): it fires when the interval at level 1 - (1 - level) / agents lies above `margin`.
     """
     if not hidden.any() or hidden.all():
         return None
 
-    def gap_at(confidence: float) -> tuple[Interval, Interval, Interval]:
-        sides = [rate_interval(means[side], clusters[side], level=confidence) for side in (~hidden, hidden)]
-        return sides[0], sides[1], difference(*sides)
+    def sides(confidence: float, *, exact: bool = False) -> tuple[Interval, Interval]:
+        public, held_out = (
+            rate_interval(means[side], clusters[side], level=confidence, exact=exact) for side in (~hidden, hidden)
+        )
+        return public, held_out
 
     shared = 1 - (1 - level) / agents
-    public, held_out, gap = gap_at(level)
-    strict = gap_at(shared)[2]
+    public, held_out = sides(level)
+    strict = difference(*sides(shared, exact=True))
     adjusted, notes = _adjusted(means, clusters, hidden, difficulty, level)
     share = f" ({level * 100:g} % shared by {agents} agents)" if agents > 1 else ""
     return Gap(
@@ -72,11 +74,11 @@ def split_gap(
         held_out_tasks=int(hidden.sum()),
         public=public,
         held_out=held_out,
-        gap=gap,
+        gap=difference(public, held_out),
         adjusted=adjusted,
         alarm=strict.low > margin,
-        rule=f"alarm when the low end of the gap's {shared * 100:.4g} % interval{share} is above {margin * 100:g} "
-        f"points; here it is {strict.low * 100:.1f}",
+        rule=f"alarm when the low end of the gap's exact {shared * 100:.4g} % interval{share} is above "
+        f"{margin * 100:g} points; here it is {strict.low * 100:.1f}",
         notes=tuple(notes),
     )
 
@@ -97,9 +99,7 @@ def _adjusted(
     inside = np.isin(difficulty, strata)
     notes = []
     if left_out := int((~inside).sum()):
-        notes.append(
-            f"the adjusted gap leaves out {left_out} tasks, whose difficulty is not on both sides or not known"
-        )
+        notes.append(f"the adjusted gap leaves out {left_out} tasks: their difficulty is not on both sides, or unknown")
     weights = np.zeros(len(means))
     for stratum in strata:
         here = difficulty == stratum
