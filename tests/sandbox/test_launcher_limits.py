@@ -68,7 +68,8 @@ async def test_shared_memory_and_disk_in_memory_are_charged(make_room: MakeRoom)
     ) as room:
         before = room.group.stats().memory_bytes
         await room.sh("head -c 20M /dev/zero > /dev/shm/x; head -c 20M /dev/zero > /tmp/x")
-        assert room.group.stats().memory_bytes - before >= 40 * MB
+        # A little of what was counted before may have been freed meanwhile.
+        assert room.group.stats().memory_bytes - before >= 38 * MB
 
 
 async def test_shared_memory_is_capped(make_room: MakeRoom) -> None:
@@ -164,11 +165,10 @@ async def test_a_loop_device_is_freed_with_its_sandbox(make_room: MakeRoom, loop
 
 
 async def test_a_missing_loop_image_is_an_error_and_leaves_no_loop_device(make_room: MakeRoom, tmp_path: Path) -> None:
-    before = _loops()
     with pytest.raises(LaunchError, match="upper-image: No such file"):
         async with make_room(upper=LoopUpper(tmp_path / "nothing.img")):
             pass
-    assert _loops() == before
+    assert str(tmp_path) not in _loops()
 
 
 async def test_a_loop_image_that_is_no_file_system_is_an_error(make_room: MakeRoom, tmp_path: Path) -> None:
