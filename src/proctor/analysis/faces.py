@@ -139,12 +139,14 @@ def ratio(top: Floats, bottom: Floats, clusters: Codes, *, level: float = 0.95) 
     # The ratio r is in the set when (over - r under)^2 <= t^2 var(over - r under): a quadratic in r.
     a, b, c = under**2 - square * bottoms, over * under - square * both, over**2 - square * tops
     root = b * b - a * c
+    half = math.sqrt(max(0.0, root))
     if a > 0:
-        half = math.sqrt(max(0.0, root))
-        return Interval(point, max(0.0, (b - half) / a), (b + half) / a, level, "fieller/cluster")
-    # The set is everything outside two roots, or everything: from the larger root (a < 0) upwards.
-    low = (b - math.sqrt(root)) / a if root > 0 and a < 0 else 0.0
-    return Interval(point, min(point, max(0.0, low)), math.inf, level, "fieller/cluster")
+        low, high = max(0.0, (b - half) / a), (b + half) / a
+    else:
+        # The set is what lies outside two roots: one on each side of 0 when the mean above is not in doubt (c > 0),
+        # else it holds 0 as well.
+        low, high = (b - half) / a if c > 0 and a < 0 else 0.0, math.inf
+    return Interval(point, min(point, low), max(point, high), level, "fieller/cluster")
 
 
 def _covariance(one: Floats, other: Floats, clusters: Codes) -> float | None:
