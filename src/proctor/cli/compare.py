@@ -1,0 +1,96 @@
+"""`proctor compare`: agents against each other, paired by task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from proctor.analysis.comparison import Comparison
+
+
+@click.command()
+@click.argument("sides", nargs=-1, required=True, metavar="A[::AGENT] [B[::AGENT]] …")
+@click.option("--gate", metavar="margin=M", help="Exit 0, 1 or 3: B no worse than A by M (0.02 is two points), "
+              "worse by more, or not to be told. Also max_excluded=0.05.")  # fmt: skip
+@click.option("--score", type=click.Choice(["score", "resolved"]), default="score", show_default=True,
+              help="Average scores, or only count what is resolved.")  # fmt: skip
+@click.option("--all-pairs", is_flag=True, help="Every agent against every other, not only against the first.")
+@click.option("--effect", type=float, metavar="E", help="Say what it would take to tell a difference of E (0.03).")
+@click.option("--level", type=float, default=0.95, show_default=True, help="Of intervals; tests use 1 - level.")
+@click.option("--power", type=float, default=0.8, show_default=True, help="How surely a real difference is found.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of bootstrap and Monte Carlo.")
+@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
+@click.pass_context
+def compare(
+    context: click.Context, /, *, sides: tuple[str, ...], gate: str | None, as_json: bool, **terms: object
+) -> None:
+    """Compare agents by the records of runs, paired by task. The first is the baseline.
+
+    A and B are run directories (or Parquet files of trials); a run stands for all of its agents unless ::AGENT names
+    one. "Better" and "worse" are said only when a test fixed by the design earns them; else it is said what it would
+    take to tell. What was not run under the same terms is refused.
+
+    \b
+    proctor compare runs/one
+    proctor compare runs/old::tool-loop runs/new::tool-loop --gate margin=0.02
+
+    Exit codes: 0 done, or the gate passes; 1 the gate fails; 3 the gate is inconclusive; 4 bad input; 5 refused, since
+    not comparable.
+    """
+    from proctor.analysis.claims import Terms
+    from proctor.analysis.claims import compare as compare_sides
+    from proctor.analysis.gate import parse_gate
+    from proctor.common import ExitCode
+    from proctor.runs.contenders import select
+
+    asked, rule = Terms(**terms), parse_gate(gate) if gate is not None else None  # type: ignore[arg-type]
+    selection = select(sides)
+    comparison = compare_sides(selection.sides, asked, gate=rule, inputs=selection.inputs)
+    if as_json:
+        from proctor.runs.formats import dump_json
+
+        click.echo(dump_json(comparison.as_json(), indent=1), nl=False)
+    else:
+        from proctor.runs.table import console
+
+        print_comparison(console(), comparison)
+    if comparison.gate is not None:
+        codes = {"pass": ExitCode.OK, "fail": ExitCode.FAILED, "inconclusive": ExitCode.INCONCLUSIVE}
+        context.exit(codes[comparison.gate.verdict])
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """The sides as a table, then each claim and the gate in lines."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from proctor.analysis import wording
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("agent", "harness", "model"):
+        table.add_column(name, overflow="fold")
+    for name in ("tasks", "planned", "graded", "mean"):
+        table.add_column(name, justify="right")
+    table.add_column("excluded", overflow="fold")
+    for side in comparison.contenders:
+        harness = " ".join(filter(None, (side.harness, side.harness_version)))
+        mean = "-" if side.mean is None else f"{side.mean:.3f}"
+        cells = (side.label, harness, side.model or "-", side.tasks, side.planned, side.graded, mean)
+        table.add_row(*(Text(str(cell)) for cell in cells), Text(wording.counted(side.excluded) or "-"))
+    console.print(Text(wording.heading(comparison), style="bold"))
+    console.print(table)
+    for claim in comparison.claims:
+        console.print()
+        first, *rest = wording.claim_lines(claim, claims=len(comparison.claims))
+        style = {"better": "bold green", "worse": "bold red"}.get(claim.word, "bold")
+        console.print(Text(first, style=style))
+        for line in rest:
+            console.print(Text(line))
+    if comparison.gate is not None:
+        console.print()
+        for line in wording.gate_lines(comparison.gate):
+            console.print(Text(line, style="bold" if line.startswith("gate") else ""))
