@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path  # noqa: TC003 - the same
 from typing import Any, Literal, Protocol
 
-from proctor.common import InfraError, ProctorError
+from proctor.common import ExitCode, InfraError, ProctorError
 
 Backend = Literal["container"]
 Runtime = Literal["native"]
@@ -399,6 +399,8 @@ class FileError(SandboxError):
 
 class ImageError(SandboxError):
     """An image is missing, malformed or hostile."""
+
+    exit_code = ExitCode.BAD_INPUT
 
 
 class GuestProtocolError(InfraError):
