@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 SECTIONS = {
     "Who sits the exam": ("agents", "models", "options", "predictions"),
-    "What is asked": ("select", "split", "attempts", "seed", "limits"),
+    "What is asked": ("select", "split", "attempts", "seed", "limits", "stop_when"),
     "How it is run": ("concurrency", "output", "resume", "as_json"),
 }
 
@@ -67,6 +67,11 @@ class SectionedCommand(click.Command):
     multiple=True,
     metavar="KEY=VALUE",
     help="total_s, tool_call_s, steps, tokens or cost_usd for each trial. Wins over what the task says.",
+)
+@click.option(
+    "--stop-when",
+    metavar="RULE",
+    help="Stop as soon as the results suffice: difference[:alpha=0.05] or sprt:p0=0.6,p1=0.8.",
 )
 @click.option(
     "--concurrency",

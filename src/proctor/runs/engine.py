@@ -33,10 +33,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from proctor.runs.plan import RunPlan, TrialPlan
+    from proctor.runs.stopping import Stop, StopRule
 
 PLANNING: frozenset[RowKind] = frozenset({"run", "planned", "unrunnable"})
 """The rows that are written before any trial starts."""
-EventKind = Literal["queued", "stage", "retry", "done", "cancelled"]
+EventKind = Literal["queued", "stage", "retry", "done", "cancelled", "stopped"]
 
 
 class Examiner(Protocol):
@@ -63,6 +64,7 @@ class Execution:
 
     results: dict[str, TrialResult] = field(default_factory=dict)
     interrupted: bool = False
+    stopped: Stop | None = None
 
 
 OnEvent = Callable[[Event], None]
@@ -84,18 +86,24 @@ async def execute(
     concurrency: int,
     on_event: OnEvent = lambda event: None,
     stop: anyio.Event | None = None,
+    rule: StopRule | None = None,
     backoff: Callable[[int, float], float] = backoff_s,
 ) -> Execution:
     """Run every trial of the plan that the ledger in `directory` does not call scored.
 
     `run.json` must be there already. Setting `stop` ends the run: nothing more is dispatched, running trials are
-    cancelled and not committed, and the ledger says so. Raises RecordError when the record cannot be written;
-    finished trials stay intact.
+    cancelled and not committed, and the ledger says so. When `rule` decides, nothing more is dispatched either, but
+    what runs ends and counts; what was left out is in the ledger as `stopped`, for good. Raises RecordError when the
+    record cannot be written; finished trials stay intact.
     """
     with record_errors("the ledger"), LedgerWriter(directory) as ledger:
         book = _Book(plan, directory, ledger)
         todo = book.open()
-        run = _Run(book, examiner, on_event, backoff, Random(plan.seed))
+        if rule is not None:
+            todo = rule.order(todo)
+            for result in book.scored_results():
+                rule.take(result)
+        run = _Run(book, examiner, on_event, backoff, Random(plan.seed), rule)
         for trial in todo:
             on_event(Event("queued", trial.id))
         await run.all(todo, concurrency, stop or anyio.Event())
@@ -111,6 +119,7 @@ class _Book:
         self.directory = directory
         self.trials = directory / "trials"
         self._ledger = ledger
+        self._scored: frozenset[str] = frozenset()
 
     def open(self) -> list[TrialPlan]:
         """Write the plan into a new ledger, or continue an old one. Returns the trials that are still to be run."""
@@ -130,10 +139,30 @@ class _Book:
             self._append(
                 "ended", self._ended(trial_id, digest_tree(self.trials / trial_id), adopted=True), durable=True
             )
-        scored = state.scored | set(state.adopted)
-        todo = [trial for trial in trials if trial.id not in scored]
-        self._append("resumed", {"remaining": len(todo), "scored": len(trials) - len(todo)}, durable=True)
+        self._scored = state.scored | set(state.adopted)
+        settled = self._scored | {
+            trial_id for row in self._ledger.ledger.of("stopped") for trial_id in row.data["trials"]
+        }
+        todo = [trial for trial in trials if trial.id not in settled]
+        self._append("resumed", {"remaining": len(todo), "scored": len(self._scored)}, durable=True)
         return todo
+
+    def scored_results(self) -> list[TrialResult]:
+        """The results of trials that an earlier call has scored, in the order of the plan."""
+        return [
+            load(TrialResult, self.trials / trial.id / "result.json")
+            for trial in self.plan.trials()
+            if trial.id in self._scored
+        ]
+
+    def stopped(self, decision: Stop, left_out: list[TrialPlan]) -> None:
+        data = {
+            "rule": decision.rule,
+            "reason": decision.reason,
+            "facts": dict(decision.facts),
+            "trials": [trial.id for trial in left_out],
+        }
+        self._append("stopped", data, durable=True)
 
     def started(self, trial: TrialPlan, tries: int) -> None:
         self._append("started", {"trial": trial.id, "try": tries})
@@ -180,7 +209,13 @@ class _Run:
     """One call of `execute` while it lasts."""
 
     def __init__(
-        self, book: _Book, examiner: Examiner, on_event: OnEvent, backoff: Callable[[int, float], float], random: Random
+        self,
+        book: _Book,
+        examiner: Examiner,
+        on_event: OnEvent,
+        backoff: Callable[[int, float], float],
+        random: Random,
+        rule: StopRule | None = None,
     ):
         self.execution = Execution()
         self._book = book
@@ -188,14 +223,18 @@ class _Run:
         self._on_event = on_event
         self._backoff = backoff
         self._random = random
+        self._rule = rule
+        self._waiting: Iterator[TrialPlan] = iter(())
 
     async def all(self, todo: list[TrialPlan], concurrency: int, stop: anyio.Event) -> None:
         """Run `todo`, `concurrency` at a time, until all have ended or `stop` is set."""
-        waiting = iter(todo)
+        self._waiting = iter(todo)
+        self._consult()
 
         async def worker() -> None:
-            for trial in waiting:
+            for trial in self._waiting:
                 await self._trial(trial)
+                self._consult()
 
         async def watch() -> None:
             await stop.wait()
@@ -209,6 +248,17 @@ class _Run:
                     for _ in range(min(concurrency, len(todo))):
                         workers.start_soon(worker)
                 group.cancel_scope.cancel()
+
+    def _consult(self) -> None:
+        """Ask the stopping rule, once; what it leaves out is never handed to a worker."""
+        if self._rule is None or self.execution.stopped is not None:
+            return
+        decision = self._rule.decision()
+        if decision is not None and (left_out := list(self._waiting)):
+            self.execution.stopped = decision
+            self._book.stopped(decision, left_out)
+            for trial in left_out:
+                self._on_event(Event("stopped", trial.id, detail=decision.reason))
 
     async def _trial(self, trial: TrialPlan) -> None:
         """One trial: attempts until it has a verdict that stands, then the commit."""
@@ -235,6 +285,8 @@ class _Run:
             with anyio.CancelScope(shield=True):
                 result = await to_thread.run_sync(self._commit, trial, record, verdict, tries, started_at, begun)
             self.execution.results[trial.id] = result
+            if self._rule is not None:
+                self._rule.take(result)
             self._on_event(Event("done", trial.id, result=result))
             return None
         except anyio.get_cancelled_exc_class():

@@ -114,10 +114,11 @@ class RunReader:
     def rows(self) -> Iterator[dict[str, Any]]:
         """One row for each planned trial, in the order of the plan."""
         ended = {row.data["trial"]: row.data for row in self._ledger.of("ended")}
-        cancelled = {row.data["trial"] for row in self._ledger.of("cancelled")}
+        without = {row.data["trial"]: str(Outcome.CANCELLED) for row in self._ledger.of("cancelled")}
+        without |= {trial: "stopped" for row in self._ledger.of("stopped") for trial in row.data["trials"]}
         for planned in self._planned:
             trial = planned["trial"]
-            yield self._row(planned, ended.get(trial), trial in cancelled)
+            yield self._row(planned, ended.get(trial), without.get(trial, "planned"))
 
     def source(self) -> Input:
         """The run as an input of numbers; complete once `rows` has been read to its end."""
@@ -133,7 +134,7 @@ class RunReader:
             unrunnable=len(self.lock.unrunnable),
         )
 
-    def _row(self, planned: Mapping[str, Any], ended: Mapping[str, Any] | None, cancelled: bool) -> dict[str, Any]:
+    def _row(self, planned: Mapping[str, Any], ended: Mapping[str, Any] | None, otherwise: str) -> dict[str, Any]:
         task, agent, trial = planned["task"], planned["agent"], planned["trial"]
         try:
             row = {**self._tasks[task], **self._agents[agent]}
@@ -154,7 +155,7 @@ class RunReader:
             outcome = Outcome(ended["outcome"])
             score = float(outcome is Outcome.RESOLVED) if outcome.is_graded else None
             return row | {"outcome": str(outcome), "stop": ended["stop"], "score": score, "detail": "no record"}
-        return row | {"outcome": str(Outcome.CANCELLED) if cancelled else "planned"}
+        return row | {"outcome": otherwise}
 
     def _observed(self, folder: Path, ended: Mapping[str, Any] | None) -> dict[str, Any]:
         result = load(TrialResult, folder / "result.json")

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 LEDGER_VERSION = 1
 GENESIS = "sha256:" + "0" * 64
-RowKind = Literal["run", "planned", "unrunnable", "started", "ended", "retry", "cancelled", "resumed", "finished"]
+RowKind = Literal[
+    "run", "planned", "unrunnable", "started", "ended", "retry", "cancelled", "stopped", "resumed", "finished"
+]
 _KINDS = frozenset(get_args(RowKind))
 _HEAD = "ledger.head"
 

@@ -34,6 +34,7 @@ class Board:
         self.outcomes: Counter[str] = Counter()
         self.per_agent: dict[str, Counter[str]] = {}
         self.retries = 0
+        self.stopped = 0
 
     def take(self, event: Event) -> None:
         """Account for one event. The clock of the rate starts with the first trial that does."""
@@ -47,6 +48,9 @@ class Board:
             self.running[event.trial_id] = (event.stage, since)
         elif event.kind == "retry":
             self.retries += 1
+        elif event.kind == "stopped":
+            self.queued.discard(event.trial_id)
+            self.stopped += 1
         else:
             self.running.pop(event.trial_id, None)
             outcome = event.result.outcome if event.result else Outcome.CANCELLED
@@ -92,6 +96,8 @@ class Board:
         ]
         if excluded:
             parts.append(f"{excluded} excluded")
+        if self.stopped:
+            parts.append(f"{self.stopped} left out by the stopping rule")
         if self.retries:
             parts.append(f"{self.retries} retries")
         if (rate := self.rate_per_minute) is not None:

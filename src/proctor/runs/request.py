@@ -14,6 +14,7 @@ from proctor.agents.registry import load_harness
 from proctor.common import ConfigError, RefusedError, digest_file, digest_json, digest_tree, new_id
 from proctor.runs.lock import unlock_model
 from proctor.runs.plan import LIMIT_NAMES, AgentSpec, RunPlan, check_unique, effective_limits
+from proctor.runs.stopping import make_rule
 from proctor.tasks import load_any
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Request:
     seed: int = 0
     condition: str = "plain"
     predictions: str | None = None
+    stop_when: str | None = None
     run_id: str = field(default_factory=lambda: new_id("run"))
 
 
@@ -64,6 +66,7 @@ def plan_request(request: Request) -> RunPlan:
         condition=request.condition,
         select=request.select,
         split=request.split,
+        stop_when=request.stop_when,
         predictions=os.path.abspath(request.predictions) if request.predictions is not None else None,
         predictions_digest=digest,
     )
@@ -86,6 +89,7 @@ def plan_again(lock: RunLock) -> RunPlan:
         condition=lock.condition,
         select=select,
         split=lock.options.get("split"),
+        stop_when=lock.options.get("stop_when"),
         predictions=lock.predictions,
         predictions_digest=digest,
     )
@@ -118,7 +122,13 @@ def load_datasets(sources: Sequence[str], select: Sequence[str]) -> list[Dataset
 
 
 def _plan(
-    datasets: Sequence[Dataset], agents: Sequence[AgentSpec], *, select: Sequence[str], split: str | None, **rest: Any
+    datasets: Sequence[Dataset],
+    agents: Sequence[AgentSpec],
+    *,
+    select: Sequence[str],
+    split: str | None,
+    stop_when: str | None,
+    **rest: Any,
 ) -> RunPlan:
     entries = [entry for dataset in datasets for entry in dataset.entries if split is None or entry.split == split]
     if not entries:
@@ -135,11 +145,13 @@ def _plan(
         entries=tuple(entries),
         agents=tuple(agents),
         unrunnable=tuple(task for dataset in datasets for task in dataset.unrunnable),
-        options={"select": list(select), "split": split},
+        options={"select": list(select), "split": split} | ({"stop_when": stop_when} if stop_when else {}),
         **rest,
     )
     check_keys(plan.agents)
     check_enforceable(plan)
+    if stop_when:
+        make_rule(stop_when, plan)
     return plan
 
 

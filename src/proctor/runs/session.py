@@ -25,7 +25,8 @@ from proctor.runs.outcome import Outcome
 from proctor.runs.progress import LineProgress, LiveProgress
 from proctor.runs.record import record_errors
 from proctor.runs.request import Request, plan_again, plan_request
-from proctor.runs.summary import RunView, read_run
+from proctor.runs.stopping import make_rule
+from proctor.runs.summary import STOPPED, RunView, read_run
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -83,9 +84,17 @@ class Session:
                 preparation = await _unless(stop, prepare_all, self.plan, progress)
                 if preparation is not None:
                     self._settle(preparation)
+                    asked = self.plan.options.get("stop_when")
+                    rule = make_rule(asked, self.plan) if asked else None
                     async with opened(self.plan, preparation) as examiner:
                         execution = await execute(
-                            self.plan, self.directory, examiner, concurrency=concurrency, on_event=progress, stop=stop
+                            self.plan,
+                            self.directory,
+                            examiner,
+                            concurrency=concurrency,
+                            on_event=progress,
+                            stop=stop,
+                            rule=rule,
                         )
                 group.cancel_scope.cancel()
         return execution
@@ -126,7 +135,9 @@ class Session:
             out.print(Text(f"        proctor run --resume {self.directory}"))
 
 
-_SETTLED = frozenset({*(str(outcome) for outcome in Outcome if outcome.is_graded), str(Outcome.VERIFIER_ERROR)})
+_SETTLED = frozenset(
+    {*(str(outcome) for outcome in Outcome if outcome.is_graded), str(Outcome.VERIFIER_ERROR), STOPPED}
+)
 """Outcomes that a resumed run leaves alone. A verifier's error is cured by grading again, not by another attempt."""
 
 

@@ -22,6 +22,8 @@ NOT_RUN = "not_run"
 """Why a planned trial is not in the denominator when it has no outcome: it has not been run (yet)."""
 UNRUNNABLE = "unrunnable"
 """The same for a task of the dataset that cannot be run here: it stays in the count of what there is to do."""
+STOPPED = "stopped"
+"""Why a planned trial has no outcome when a stopping rule ended the run before it."""
 _Z95 = 1.959963984540054
 
 
@@ -35,7 +37,7 @@ class PlannedTrial:
     attempt: int
     result: TrialResult | None
     status: str
-    """The outcome; without a result `cancelled` or `not_run`."""
+    """The outcome; without a result `cancelled`, `stopped` or `not_run`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +118,13 @@ def _contradiction(trials: Iterable[PlannedTrial], ledger: Ledger) -> str | None
 
 
 def _planned(directory: Path, lock: RunLock, ledger: Ledger) -> tuple[PlannedTrial, ...]:
-    cancelled = {row.data["trial"] for row in ledger.of("cancelled")}
+    without = {row.data["trial"]: str(Outcome.CANCELLED) for row in ledger.of("cancelled")}
+    without |= {trial_id: STOPPED for row in ledger.of("stopped") for trial_id in row.data["trials"]}
     trials = []
     for row in ledger.of("planned"):
         trial_id, path = row.data["trial"], directory / "trials" / row.data["trial"] / "result.json"
         result = load(TrialResult, path) if path.exists() else None
-        status = str(result.outcome) if result else str(Outcome.CANCELLED) if trial_id in cancelled else NOT_RUN
+        status = str(result.outcome) if result else without.get(trial_id, NOT_RUN)
         data = row.data
         trials.append(PlannedTrial(trial_id, data["task"], data["agent"], data["attempt"], result, status))
     return tuple(trials)
@@ -143,7 +146,7 @@ def _row(agent: str, trials: Sequence[PlannedTrial], unrunnable: int) -> AgentRo
     excluded = {
         reason: count
         for reason, count in sorted(outcomes.items())
-        if reason == NOT_RUN or not Outcome(reason).is_graded
+        if reason in (NOT_RUN, STOPPED) or not Outcome(reason).is_graded
     }
     if unrunnable:
         excluded[UNRUNNABLE] = unrunnable

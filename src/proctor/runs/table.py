@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from proctor.runs.outcome import Outcome
-from proctor.runs.summary import NOT_RUN
+from proctor.runs.summary import NOT_RUN, STOPPED
 from proctor.runs.text import percent, safe
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ MARKS: dict[str, tuple[str, str]] = {
     Outcome.INFRA_ERROR: ("I", "cyan"),
     Outcome.VERIFIER_ERROR: ("V", "cyan"),
     Outcome.CANCELLED: ("-", "dim"),
+    STOPPED: ("s", "dim"),
     NOT_RUN: ("·", "dim"),
 }
 
@@ -161,6 +162,9 @@ def print_run(console: Console, view: RunView, *, with_matrix: bool = True) -> N
         console.print()
         console.print(matrix(view.trials, agents))
         console.print(Text(legend(view.trials), style="dim"))
+    for row in view.ledger.of("stopped"):
+        left_out = f"{len(row.data['trials'])} planned trials were not started"
+        console.print(Text(f"stopped by {row.data['rule']}: {safe(row.data['reason'])}; {left_out}", style="cyan"))
     for line in troubles(view.trials):
         console.print(Text(line, style="cyan"))
     for task in view.lock.unrunnable:
