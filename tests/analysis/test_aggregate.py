@@ -73,6 +73,12 @@ def test_a_task_without_a_verdict_is_in_no_rate_but_in_the_bounds() -> None:
     assert "1 planned tasks have no graded trial and are in no rate" in found.notes
 
 
+def test_what_cannot_be_run_stays_in_the_count() -> None:
+    found = aggregate(frame([trial("t"), trial("gpu", "unrunnable", task_digest=None, split=None)])).of("a")
+    assert (found.planned, found.graded, found.excluded) == (2, 1, {"unrunnable": 1})
+    assert (found.worst, found.best) == (0.5, 1.0)
+
+
 def test_groups_reconcile_with_the_whole() -> None:
     found = aggregate(frame(suite())).of("a")
     for dimension in ("difficulty", "domain", "split"):
@@ -245,7 +251,7 @@ def test_provenance_explains_every_formula_and_survives_json() -> None:
     assert used
     assert used <= FORMULAS.keys()
     assert any("the ledger is damaged" in note for note in result.notes)
-    assert any("2 tasks could not be run there" in note for note in result.notes)
+    assert any("2 tasks of the dataset could not be run there" in note for note in result.notes)
 
 
 def formulas(value: Any) -> Iterator[str]:
@@ -271,6 +277,7 @@ def formulas(value: Any) -> Iterator[str]:
         ([trial("t", "infra_error", score=0.0)], "1 trials without a verdict have a score"),
         ([{**trial("t"), "agent": None}], "1 trials lack agent"),
         ([{**trial("t"), "outcome": None}], "1 trials lack agent"),
+        ([{**trial("t"), "task_digest": None}], "1 trials lack agent"),
     ],
 )
 def test_what_is_refused(rows: list[dict[str, Any]], words: str) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PLAIN = "plain"
 _AGENT = ["agent", "harness", "harness_version", "model"]
 _TASK = ["task", "task_digest"]
-_NEEDED = ["agent", "task", "task_digest", "condition", "outcome"]
+_NEEDED = ["agent", "task", "condition", "outcome"]
 _FACTS = ["split", "weight", "difficulty", "domain", "cluster"]
 
 
@@ -127,11 +127,12 @@ def _checks(frame: pl.LazyFrame) -> pl.LazyFrame:
     import polars as pl
 
     graded = pl.col("outcome").is_in(GRADED)
+    nameless, never = pl.any_horizontal(pl.col(*_NEEDED).is_null()), pl.col("outcome") == "unrunnable"
     key = pl.struct("run_id", "trial_id").hash()
     return frame.select(
         pl.len().alias("rows"),
         key.n_unique().alias("trials"),
-        pl.any_horizontal(pl.col(*_NEEDED).is_null()).sum().alias("nameless"),
+        (nameless | (pl.col("task_digest").is_null() & ~never)).sum().alias("nameless"),
         (~pl.col("outcome").is_in(OUTCOMES)).sum().alias("strange"),
         (graded & pl.col("score").is_between(0, 1).not_().fill_null(True)).sum().alias("unscored"),
         (~graded & pl.col("score").is_not_null()).sum().alias("overscored"),
@@ -241,7 +242,7 @@ def _agents(cells: pl.DataFrame, models: pl.DataFrame, suite: Suite) -> list[Age
         returned.setdefault(tuple(identity), []).append(model)
     order = {task: number for number, task in enumerate(zip(suite.names, suite.digests, strict=True))}
     place = pl.DataFrame({"task": [t for t, _ in order], "task_digest": [d for _, d in order]}).with_row_index("place")
-    placed = cells.join(place, on=_TASK, how="left")
+    placed = cells.join(place, on=_TASK, how="left", nulls_equal=True)
     groups: dict[tuple[Any, ...], dict[str, Cells]] = {}
     firsts: dict[tuple[Any, ...], int] = {}
     for key, rows in placed.partition_by([*_AGENT, "condition"], as_dict=True).items():

@@ -1,7 +1,7 @@
 """The one table that every statistic is computed from: a row for each planned trial.
 
 A *trials frame* is a polars DataFrame with exactly the columns of `TRIALS`. It is read from the records of runs
-(`proctor.analysis.load`), or from a Parquet file of the same columns. Unknown is null, never zero. A trial that has
+(`proctor.runs.frame`), or from a Parquet file of the same columns. Unknown is null, never zero. A trial that has
 no verdict (infrastructure, verifier error, cancelled, never started) keeps its row, with a null score and its
 outcome, so that denominators can always be printed.
 """
@@ -17,7 +17,7 @@ TRIALS: dict[str, str] = {
     "run_id": "String",
     "trial_id": "String",
     "task": "String",
-    "task_digest": "String",
+    "task_digest": "String",  # null for what is unrunnable
     "image_digest": "String",
     "agent": "String",  # the label under which it was run
     "harness": "String",
@@ -25,7 +25,7 @@ TRIALS: dict[str, str] = {
     "model": "String",  # requested id; null for a harness without a model
     "returned_models": "List(String)",
     "attempt": "Int32",
-    "outcome": "String",  # the closed list of DESIGN.md, `stopped` when a stopping rule left it out, else `planned`
+    "outcome": "String",  # one of OUTCOMES
     "detail": "String",
     "stop": "String",
     "score": "Float64",  # in [0, 1]; null when there is no verdict; agent_limit and disqualified score 0
@@ -58,8 +58,11 @@ OUTCOMES = (
     "cancelled",
     "stopped",
     "planned",
+    "unrunnable",
 )
-"""Every value of `outcome`."""
+"""Every value of `outcome`: the closed list of DESIGN.md, and three for trials that have none of them. `stopped`: a
+stopping rule left it out; `planned`: it was not run (yet); `unrunnable`: the dataset holds the task, but it cannot be
+run where the run was: it stays in the count, with its reason in `detail`."""
 
 GRADED = ("resolved", "unresolved", "agent_limit", "disqualified")
 """Outcomes that count in a denominator. The others are excluded, with their reason, and shown."""

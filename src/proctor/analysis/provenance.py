@@ -52,7 +52,7 @@ class Input:
     lock: str | None = None
     damage: str | None = None
     unrunnable: int = 0
-    """Tasks of the dataset that could not be run there at all; no trial was planned for them."""
+    """Tasks of the dataset that could not be run there at all; their trials are `unrunnable`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,13 +112,30 @@ class RunReader:
         self._planned = [row.data for row in self._ledger.of("planned")]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One row for each planned trial, in the order of the plan."""
+        """One row for each planned trial, in the order of the plan, then what cannot be run here."""
         ended = {row.data["trial"]: row.data for row in self._ledger.of("ended")}
         without = {row.data["trial"]: str(Outcome.CANCELLED) for row in self._ledger.of("cancelled")}
         without |= {trial: "stopped" for row in self._ledger.of("stopped") for trial in row.data["trials"]}
         for planned in self._planned:
             trial = planned["trial"]
             yield self._row(planned, ended.get(trial), without.get(trial, "planned"))
+        yield from self._unrunnable()
+
+    def _unrunnable(self) -> Iterator[dict[str, Any]]:
+        """Rows for what the dataset holds and this machine cannot run: the exam is not the smaller for it."""
+        for attempt in range(1, self.lock.attempts + 1):
+            for task in self.lock.unrunnable:
+                for agent in self.lock.agents:
+                    yield self._agents[agent.label] | {
+                        "run_id": self.lock.run_id,
+                        "trial_id": f"unrunnable:{task.name}@{agent.label}@{attempt}",
+                        "task": task.name,
+                        "cluster": task.name,
+                        "attempt": attempt,
+                        "condition": self.lock.condition,
+                        "outcome": "unrunnable",
+                        "detail": task.reason,
+                    }
 
     def source(self) -> Input:
         """The run as an input of numbers; complete once `rows` has been read to its end."""
@@ -151,15 +168,16 @@ class RunReader:
         if (folder / "result.json").exists():
             return row | self._observed(folder, ended)
         if ended is not None:
-            self._damaged(f"the record of {trial} is missing")
             outcome = Outcome(ended["outcome"])
+            if outcome is not Outcome.INFRA_ERROR:  # a crash may have come between its removal and its replacement
+                self._damaged(f"the record of {trial}, which ended as {outcome}, is missing")
             score = float(outcome is Outcome.RESOLVED) if outcome.is_graded else None
             return row | {"outcome": str(outcome), "stop": ended["stop"], "score": score, "detail": "no record"}
         return row | {"outcome": otherwise}
 
     def _observed(self, folder: Path, ended: Mapping[str, Any] | None) -> dict[str, Any]:
         result = load(TrialResult, folder / "result.json")
-        if ended is not None and ended["outcome"] != str(result.outcome):
+        if ended is not None and ended["outcome"] not in (Outcome.INFRA_ERROR, result.outcome):
             self._damaged(f"{result.trial_id} is {ended['outcome']} in the ledger and {result.outcome} in its record")
         columns = {
             "outcome": str(result.outcome),
