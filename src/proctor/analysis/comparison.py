@@ -168,17 +168,18 @@ class Comparison:
 
     def as_json(self) -> dict[str, Any]:
         """The comparison as plain JSON values."""
-        plain: dict[str, Any] = _plain(asdict(self))
+        plain: dict[str, Any] = as_plain(asdict(self))
         for claim, shown in zip(self.claims, plain["claims"], strict=True):
             shown["sentence"] = claim.sentence
         return {"version": 1, **plain}
 
 
-def _plain(value: Any) -> Any:
+def as_plain(value: Any) -> Any:
+    """Mappings and tuples as plain JSON values; NaN as null, infinities as text."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): as_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [as_plain(item) for item in value]
     if isinstance(value, float) and not abs(value) < float("inf"):
         return None if value != value else str(value)
     return value

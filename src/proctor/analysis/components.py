@@ -184,7 +184,7 @@ def _terms(scores: Floats, cells: Mapping[tuple[str, ...], Codes]) -> dict[tuple
     """The uncorrected sums of squares: over the cells of an effect, (sum of scores)² / number. () is the mean's."""
     import numpy as np
 
-    terms = {(): float(scores.sum()) ** 2 / len(scores)}
+    terms: dict[tuple[str, ...], float] = {(): float(scores.sum()) ** 2 / len(scores)}
     for effect, codes in cells.items():
         sums, counts = np.bincount(codes, weights=scores), np.bincount(codes)
         terms[effect] = float((sums * sums / counts).sum())

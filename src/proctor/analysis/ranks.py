@@ -112,9 +112,7 @@ def rank_stability(
     )
 
 
-def _ranked(
-    label: str, mean: float, rank: float, every: Floats, weight: Floats, index: int, level: float
-) -> Ranked:
+def _ranked(label: str, mean: float, rank: float, every: Floats, weight: Floats, index: int, level: float) -> Ranked:
     import numpy as np
 
     best = every.min(axis=1, keepdims=True)

@@ -124,10 +124,7 @@ def d_study(
     several = (tuple(harnesses) or tuple(sorted({*HARNESSES, now.harnesses}))) if sampled else (now.harnesses,)
     repeats = tuple(attempts) if components.repeated else (1,)
     exams = [Exam(h, t, k, now.models) for h in several for k in repeats for t in tasks]
-    needed = []
-    for h in several:
-        for k in repeats:
-            needed.append((h, k, _tasks(components, Exam(h, 1, k, now.models), object, target)))
+    needed = [(h, k, _tasks(components, Exam(h, 1, k, now.models), object, target)) for h in several for k in repeats]
     return DStudy(
         object=object,
         target=target,
