@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.analysis.frames import make_trials, single
+from tests.analysis.sides import make_trials, single
 
 from proctor.analysis.claims import Terms, compare
 from proctor.analysis.gate import GateRule, parse_gate, score_tails, tails
