@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
+from proctor.common.text import visible
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _HEAD_LINES, _TAIL_LINES, _WIDTH = 12, 6, 2000
 
 
@@ -31,7 +30,7 @@ def safe(text: str) -> str:
 
     What came from a sandbox or a model must not be able to move the reader's cursor or recolour the page.
     """
-    shown = _CONTROL.sub(lambda match: match.group().encode("unicode_escape", "surrogatepass").decode("ascii"), text)
+    shown = visible(text)
     return shown if len(shown) <= _WIDTH else f"{shown[:_WIDTH]} … {len(shown) - _WIDTH} characters left out"
 
 
