@@ -11,6 +11,9 @@
 #include "devices.h"
 #include "sys.h"
 
+/* Buffers of internet sockets may take one part in so many of the memory limit, beside it (v1 only). */
+#define SOCKET_SHARE 8
+
 static unsigned controller_bits(const char *names) {
     static const struct {
         const char *name;
@@ -149,6 +152,9 @@ static int limit_v1(const struct cgroup_tree *tree, const char *slot, const stru
         /* Exists only where swap is accounted; without swap accounting there is no swap to limit. */
         if (write_number(tree->fd, slot, "memory.memsw.limit_in_bytes", plan->memory_bytes) < 0 && errno != ENOENT)
             return fail(failure, "limit-swap", errno);
+        /* v1 does not count the buffers of internet sockets as memory unless they have a limit of their own. ENOENT: built without. */
+        if (write_number(tree->fd, slot, "memory.kmem.tcp.limit_in_bytes", plan->memory_bytes / SOCKET_SHARE) < 0 && errno != ENOENT)
+            return fail(failure, "limit-sockets", errno);
     }
     if (tree->controllers & CONTROLS_CPU) {
         if (write_number(tree->fd, slot, "cpu.cfs_period_us", plan->cpu_period_us) < 0 ||

@@ -239,7 +239,7 @@ static _Noreturn void run_child(struct child *child) {
 /* The guest never executes anything, so what takes effect at an execve, or only binds downwards, is done once in the guest
  * itself: bounding set, ambient set, no_new_privs, limits. */
 int exec_prepare(struct exec_setup *setup, const struct guest_config *config) {
-    const struct rlimit core = {0, 0};
+    const struct rlimit core = {1, 1}; /* 1, not 0: see NO_CORE */
     struct rlimit files;
     *setup = (struct exec_setup){.config = config, .null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC)};
     if (setup->null_fd < 0 || getrlimit(RLIMIT_NOFILE, &files) < 0) return -1;

@@ -13,6 +13,9 @@
 
 #define MOVE_FDS (MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH)
 
+/* The machine has 4,096 pseudo-terminals for everybody; without a bound one sandbox could hold them all. */
+#define MAX_TERMINALS "128"
+
 int mount_new(const char *type, const char *const *options, unsigned attributes) {
     int context = sys_fsopen(type);
     if (context < 0) return -1;
@@ -140,7 +143,8 @@ static int mask_proc(void) {
 
 int mounts_stage(struct failure *failure) {
     static const char *const none[] = {NULL, NULL};
-    static const char *const devpts[] = {"newinstance", NULL, "gid", "5", "mode", "620", "ptmxmode", "666", NULL, NULL};
+    static const char *const devpts[] = {"newinstance", NULL, "gid", "5", "mode", "620", "ptmxmode", "666",
+                                         "max", MAX_TERMINALS, NULL, NULL};
     if (sys_mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0) return fail(failure, "private", errno);
     int proc = mount_new("proc", none, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
     if (proc < 0 || sys_move_mount(proc, "", AT_FDCWD, "/stage/proc", MOVE_MOUNT_F_EMPTY_PATH) < 0)

@@ -41,7 +41,7 @@ _ALLOWED: Final = """
     getuid geteuid getgid getegid getresuid getresgid getgroups setuid setgid setreuid setregid setresuid setresgid
     setgroups setfsuid setfsgid capget capset prctl arch_prctl seccomp ptrace
     landlock_create_ruleset landlock_add_rule landlock_restrict_self lsm_get_self_attr lsm_list_modules
-    getrlimit setrlimit prlimit64 getrusage times getpriority setpriority ioprio_get ioprio_set
+    getrlimit getrusage times getpriority setpriority ioprio_get ioprio_set
     sched_yield sched_getaffinity sched_setaffinity sched_getattr sched_setattr sched_getparam sched_setparam
     sched_getscheduler sched_setscheduler sched_get_priority_max sched_get_priority_min sched_rr_get_interval getcpu
     futex futex_waitv futex_wake futex_wait futex_requeue set_robust_list get_robust_list set_tid_address rseq
@@ -54,7 +54,7 @@ _ALLOWED: Final = """
     timerfd_create timerfd_gettime timerfd_settime
 
     select pselect6 poll ppoll epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd eventfd2
-    io_setup io_submit io_cancel io_destroy io_getevents io_pgetevents
+    io_submit io_cancel io_destroy io_getevents io_pgetevents
     bind listen accept accept4 connect shutdown getsockname getpeername getsockopt setsockopt socketpair
     sendto recvfrom sendmsg recvmsg sendmmsg recvmmsg
     mq_open mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr msgget msgsnd msgrcv msgctl
@@ -70,15 +70,18 @@ _REFUSED: Final = """
     iopl ioperm modify_ldt syslog vhangup sethostname setdomainname settimeofday clock_settime
 """
 
-_MISSING: Final = "clone3 io_uring_setup io_uring_enter io_uring_register"
+_MISSING: Final = "clone3 io_uring_setup io_uring_enter io_uring_register io_setup"
 """Answered with ENOSYS although we know them: a filter cannot look into clone3's structure, so libraries must fall back
-to clone; io_uring would do file and socket work that this filter never sees."""
+to clone; io_uring would do file and socket work that this filter never sees; the machine has 65,536 places for
+asynchronous I/O for everybody, and one call of io_setup takes as many as it likes."""
 
 _LD_ABS, _JEQ, _JGE, _JSET, _JA, _AND, _RET = 0x20, 0x15, 0x35, 0x45, 0x05, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _AUDIT_ARCH: Final[dict[str, int]] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
 _NR, _ARCH_OFFSET = 0, 4
+
+_RLIMIT_CORE = 4
 
 _NAMESPACE_FLAGS = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _NEWTIME = 0x80  # a signal number in clone's flags, a namespace in unshare's
@@ -218,6 +221,27 @@ def _ioctl() -> _Code:
     return [*code, _ret(_ALLOW)]
 
 
+def _core_limit(resource: int, value: int | None) -> _Code:
+    """Setting RLIMIT_CORE succeeds and changes nothing: it is 1, which alone keeps the kernel from starting the
+    machine's `core_pattern` program for a crash inside, and many programs fail when they cannot lower it to 0.
+    `resource` and `value` are positions of arguments (the latter NULL for a query; None where the call always sets)."""
+    silent = _errno(0)
+    if value is None:
+        return [_argument(resource), Instruction(_JEQ, _RLIMIT_CORE, 0, 1), silent, _ret(_ALLOW)]
+    high = Instruction(_LD_ABS, 16 + 8 * value + 4)
+    return [
+        _argument(resource),
+        Instruction(_JEQ, _RLIMIT_CORE, 1, 0),
+        _ret(_ALLOW),
+        _argument(value),
+        Instruction(_JEQ, 0, 0, 2),
+        high,
+        Instruction(_JEQ, 0, 1, 0),
+        silent,
+        _ret(_ALLOW),
+    ]
+
+
 def _socket() -> _Code:
     """Unix sockets; internet ones with TCP, UDP or ICMP (other protocols would load kernel modules); netlink for routes
     only, which C libraries ask for the machine's addresses."""
@@ -246,5 +270,7 @@ _RULES: Final[dict[str, _Code]] = {
         *_one_of((0, 0x8, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF), errno.EPERM),
     ],
     "ioctl": _ioctl(),
+    "setrlimit": _core_limit(0, None),
+    "prlimit64": _core_limit(1, 2),
     "socket": _socket(),
 }
