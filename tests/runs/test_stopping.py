@@ -215,3 +215,26 @@ def test_a_rule_that_does_not_fit_the_plan() -> None:
         with pytest.raises(ConfigError, match="one agent with one attempt"):
             make_rule("sprt:p0=0.6,p1=0.8", plan)
     assert parse_rule("sprt:p0=0.6,p1=0.8") == ("sprt", {"p0": 0.6, "p1": 0.8, "alpha": 0.05, "beta": 0.1})
+
+
+async def test_a_watched_run_is_compared_by_evidence_that_allows_for_looking(run_dir: Path, desk: DeskExaminer) -> None:
+    """Also when the rule never fired: who may stop at 20 *and* may test at the end errs twice."""
+    from proctor.analysis.claims import Terms, compare
+    from proctor.analysis.gate import GateRule
+    from proctor.runs.contenders import select
+
+    plan = make_plan(7, options={"stop_when": "difference"})
+    write_lock(run_dir, make_lock(plan, {}))
+    execution = await execute(plan, run_dir, desk, concurrency=2, rule=make_rule("difference", plan))
+    assert execution.stopped is None, "seven tasks give an e-value of 16"
+    selection = select([str(run_dir)])
+    assert selection.watched
+    plain = compare(selection.sides).claims[0]
+    assert (plain.word, plain.tests[0].formula) == ("worse", "mcnemar-exact")
+    result = compare(selection.sides, Terms(anytime=selection.watched), gate=GateRule(0.02))
+    assert (result.claims[0].word, result.claims[0].tests[0].formula) == (
+        "not distinguishable",
+        "e-value-uniform-mixture",
+    )
+    assert result.gate
+    assert result.gate.verdict == "inconclusive"

@@ -57,6 +57,9 @@ class Terms:
     all_pairs: bool = False
     effect: float | None = None
     ignore: frozenset[str] = frozenset()
+    anytime: bool = False
+    """A stopping rule watched one of the runs: only evidence that allows for looking may decide. A run that was in
+    fact stopped is noticed without this."""
     draws: int = DRAWS
     resamples: int = 10_000
 
@@ -135,7 +138,7 @@ class Analysis:
         estimate = (
             over_clusters(pairs.differences, pairs.clusters) if pairs.clustered else over_tasks(pairs.differences)
         )
-        tests = _tests(pairs, estimate, terms, e_value if stopped else None)
+        tests = _tests(pairs, estimate, terms, e_value if stopped or terms.anytime else None)
         return cls(one, other, pairs, terms, claims, stopped, estimate, tests, e_value)
 
     @property
@@ -266,6 +269,8 @@ class Analysis:
         if self.stopped:
             notes.append("a stopping rule ended a run early: only the e-value decides; p-values, interval and estimate "
                          "do not allow for that, and the difference seen is probably too large")  # fmt: skip
+        elif self.terms.anytime:
+            notes.append("a stopping rule watched a run: only the e-value decides")
         turned = {"better": self.pairs.worst < 0, "worse": self.pairs.best > 0}
         if turned.get(word, False):
             notes.append("trials without a score could turn the sign of the difference")
@@ -309,5 +314,10 @@ def _gate(rule: gates.GateRule, analysis: Analysis) -> Gate:
     else:
         p_values, formula = gates.tails(analysis.usable, rule.margin), f"noninferiority-{analysis.usable.formula}"
     return gates.decide(
-        rule, p_values, alpha=analysis.terms.alpha / 2, excluded_share=pairs.excluded_share, formula=formula
+        rule,
+        p_values,
+        alpha=analysis.terms.alpha / 2,
+        excluded_share=pairs.excluded_share,
+        formula=formula,
+        watched=analysis.stopped or analysis.terms.anytime,
     )

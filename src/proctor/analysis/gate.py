@@ -65,8 +65,19 @@ def score_tails(b: int, c: int, n: int, margin: float) -> tuple[float, float]:
     return float(norm.sf(z)), float(norm.cdf(z))
 
 
-def decide(rule: GateRule, p_values: tuple[float, float], *, alpha: float, excluded_share: float, formula: str) -> Gate:
-    """The verdict. `alpha` is one-sided: half of what the two-sided interval leaves out, so the two agree."""
+def decide(
+    rule: GateRule,
+    p_values: tuple[float, float],
+    *,
+    alpha: float,
+    excluded_share: float,
+    formula: str,
+    watched: bool = False,
+) -> Gate:
+    """The verdict. `alpha` is one-sided: half of what the two-sided interval leaves out, so the two agree.
+
+    `watched`: a stopping rule could end one of the runs, so its size was not fixed and these p-values say nothing.
+    """
     noninferior, inferior = p_values
     reasons = []
     verdict: GateVerdict
@@ -82,4 +93,7 @@ def decide(rule: GateRule, p_values: tuple[float, float], *, alpha: float, exclu
         verdict = "inconclusive"
         reasons.append(f"{100 * excluded_share:.1f} % of the planned trials have no score "
                        f"(at most {100 * rule.max_excluded:g} % may)")  # fmt: skip
+    if watched:
+        verdict = "inconclusive"
+        reasons = ["a stopping rule watched a run; a gate needs a size that was fixed beforehand"]
     return Gate(rule.margin, alpha, noninferior, inferior, verdict, formula, tuple(reasons))

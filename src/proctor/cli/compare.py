@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -49,6 +50,7 @@ def compare(
 
     asked, rule = Terms(**terms), parse_gate(gate) if gate is not None else None  # type: ignore[arg-type]
     selection = select(sides)
+    asked = replace(asked, anytime=selection.watched)
     comparison = compare_sides(selection.sides, asked, gate=rule, inputs=selection.inputs)
     if as_json:
         from proctor.runs.formats import dump_json

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proctor.common import ConfigError, RefusedError
+from proctor.runs.formats import RunLock, load
 from proctor.runs.frame import load_trials
 
 if TYPE_CHECKING:
@@ -19,10 +20,14 @@ SEPARATOR = "::"
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The sides by label, in the order given, and the digest of everything they were read from."""
+    """The sides by label, in the order given, and the digest of everything they were read from.
+
+    `watched`: one of the runs had a stopping rule, whether or not it fired.
+    """
 
     sides: dict[str, pl.DataFrame]
     inputs: dict[str, str]
+    watched: bool = False
 
 
 def select(references: Sequence[str]) -> Selection:
@@ -35,6 +40,7 @@ def select(references: Sequence[str]) -> Selection:
 
     found: list[tuple[str, str, pl.DataFrame]] = []
     inputs: dict[str, str] = {}
+    watched = False
     for reference in references:
         place, _, wanted = reference.partition(SEPARATOR)
         path = Path(place)
@@ -45,6 +51,8 @@ def select(references: Sequence[str]) -> Selection:
                 raise RefusedError(f"the ledger is damaged: {source.damage}", field=place,
                                    remedy="compare only whole records")  # fmt: skip
             inputs[place] = source.digest
+            if source.kind == "run":
+                watched |= load(RunLock, path / "run.json").options.get("stop_when") is not None
         agents = trials["agent"].unique(maintain_order=True).to_list()
         if wanted and wanted not in agents:
             raise ConfigError(f"there is no agent {wanted!r} in it", field=reference,
@@ -54,7 +62,7 @@ def select(references: Sequence[str]) -> Selection:
             for agent in agents
             if agent == wanted or not wanted
         ]
-    return Selection(_labelled(found), inputs)
+    return Selection(_labelled(found), inputs, watched)
 
 
 def _labelled(found: Sequence[tuple[str, str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
