@@ -212,6 +212,54 @@ async def test_prediction_that_does_not_apply(edge: Edge, image: Image, tmp_path
     assert "patch" in result.error
 
 
+PREDICTED = "--- a/calc.py\n+++ b/calc.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n-    return a - b\n+    return a + b\n"
+
+
+def added(path: str, text: str, *, mode: str = "100644") -> str:
+    """A section that adds a file."""
+    body = "".join(f"+{line}\n" for line in text.splitlines())
+    return (
+        f"diff --git a/{path} b/{path}\nnew file mode {mode}\n--- /dev/null\n+++ b/{path}\n"
+        f"@@ -0,0 +1,{len(text.splitlines())} @@\n{body}"
+    )
+
+
+PREDICTION_ATTACKS = {
+    # `patch` takes headers and counts that `git apply` and any strict reader do not see.
+    "counts that lie": PREDICTED + "@@ -9,0 +9,40 @@\n" + added("sitecustomize.py", "import os\nos._exit(0)"),
+    "an index line": PREDICTED + "Index: sitecustomize.py\n@@ -0,0 +1 @@\n+import os; os._exit(0)\n",
+    "an old file": PREDICTED + "*** /dev/null\n--- conftest.py\n@@ -0,0 +1 @@\n+raise SystemExit(0)\n",
+    "git's own directory": '--- /dev/null\n+++ b/.git/config\n@@ -0,0 +1,2 @@\n+[filter "x"]\n'
+    "+\tclean = touch /tmp/ran\n" + PREDICTED,
+    "a script for ed": "--- calc.py\n+++ calc.py\n1c\n.\n!touch /app/ran\n.\nw\n",
+    "a link that leaves": added("held", "/etc/passwd", mode="120000").rstrip("\n") + "\n\\ No newline at end of file\n",
+}
+
+
+@pytest.mark.parametrize("attack", PREDICTION_ATTACKS)
+async def test_prediction_attack_leaves_nothing(edge: Edge, image: Image, tmp_path: Path, attack: str) -> None:
+    """Whatever a program takes from an odd patch, the room the tests run in has none of it."""
+    task = groups_task(
+        tmp_path,
+        image,
+        runner="command",
+        command="python3 look.py {id}",
+        fail_to_pass=("calc",),
+        pass_to_pass=("clean",),
+        protected=("tests", "look.py"),
+    )
+    (tmp_path / "files" / "look.py").write_text(
+        "import os, sys, calc\n"
+        "extra = set(os.listdir('/app')) - {'calc.py', 'link', 'tests', 'look.py', '__pycache__', '.git'}\n"
+        "extra |= set(os.listdir('/app/.git') if os.path.isdir('/app/.git') else [])\n"
+        "ok = calc.add(1, 2) == 3 if sys.argv[1] == 'calc' else not extra\n"
+        "sys.exit(print('extra', extra) or not ok)\n"
+    )
+    result = await grade(task, Collected.from_patch(PREDICTION_ATTACKS[attack]), image=image, edge=edge)
+    assert result.verdict in ("resolved", "unresolved"), result
+    assert {t.test_id: t.status for t in result.tests}.get("clean", "passed") == "passed", result
+
+
 async def test_odd_names_are_carried_whole(edge: Edge, image: Image, tmp_path: Path) -> None:
     script = r"""
         touch "$(printf 'new\nline')" "$(printf 'byte\377')" ' space ' "quo'te" 'b\\s'; mkdir -p a/b/c; echo x > a/b/c/d

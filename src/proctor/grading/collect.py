@@ -87,24 +87,9 @@ class _Reader:
 
     async def repository(self, repo: str) -> list[Change]:
         """What differs below the repository, `.git` and caches left out, with paths relative to it."""
-        paths = {path: None for entry in await self._box.diff() for path in self._touched(entry, repo)}
+        paths = {path: None for entry in await self._box.diff() for path in touched_paths(entry, repo, self._base)}
         found = [await self._change(path, path[len(repo) + 1 :]) for path in paths]
         return [change for change in found if change is not None]
-
-    def _touched(self, entry: DiffEntry, repo: str) -> Iterator[str]:
-        """Paths of files that a diff entry stands for. A directory that went stands for everything below it."""
-        inside, around = entry.path.startswith(repo + "/"), (repo + "/").startswith(entry.path + "/")
-        if not (inside or around) or ".git" in entry.path[len(repo) :].split("/"):
-            return
-        if entry.change != "deleted" and entry.kind == "dir":
-            return
-        if inside:
-            yield entry.path
-        if self._base.is_dir(entry.path):
-            for path, info in self._base.walk(entry.path):
-                relative = path[len(repo) :]
-                if path.startswith(repo + "/") and not stat.S_ISDIR(info.st_mode) and "/.git/" not in relative + "/":
-                    yield path
 
     async def _change(self, path: str, relative: str) -> Change | None:
         """The path before and after; None when it is the same or may not be carried."""
@@ -185,6 +170,28 @@ class _Reader:
 
     def _drop(self, path: str, reason: Reason, detail: str = "") -> None:
         self._dropped.append(Dropped(path, reason, detail))
+
+
+def touched_paths(entry: DiffEntry, repo: str, base: View, *, git: bool = False) -> Iterator[str]:
+    """Paths of files in the repository that a diff entry stands for, `.git` left out unless `git`.
+
+    A directory that went, or became something else, stands for everything below it.
+    """
+    inside, around = entry.path.startswith(repo + "/"), (repo + "/").startswith(entry.path + "/")
+    if not (inside or around) or (not git and ".git" in entry.path[len(repo) :].split("/")):
+        return
+    was_dir = base.is_dir(entry.path)
+    if entry.change != "deleted" and entry.kind == "dir":
+        if inside and entry.change == "modified" and not was_dir:
+            yield entry.path  # the file that was there
+        return
+    if inside:
+        yield entry.path
+    if was_dir:
+        for path, info in base.walk(entry.path):
+            hidden = not git and "/.git/" in path[len(repo) :] + "/"
+            if path.startswith(repo + "/") and not stat.S_ISDIR(info.st_mode) and not hidden:
+                yield path
 
 
 def leaves(parts: list[str], target: str) -> bool:

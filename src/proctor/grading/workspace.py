@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from proctor.common import ConfigError
-from proctor.grading.collect import repository_of
+from proctor.grading.collect import leaves, repository_of, touched_paths
 from proctor.grading.contract import GradeFinding
 from proctor.grading.protect import Protection, uploaded_files
 from proctor.grading.room import discard, place_changes, place_states
 from proctor.grading.trees import View
 from proctor.sandbox.contract import FileError
-from proctor.tasks.patches import patch_paths
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from proctor.grading.deliverable import Collected, FileState
     from proctor.grading.room import Rooms
-    from proctor.sandbox.contract import ExecResult, Sandbox
+    from proctor.sandbox.contract import DiffEntry, ExecResult, Sandbox
     from proctor.tasks.model import TestSpec
 
 _STAGING = "/opt/proctor-staging"
+_PATCH = f"{_STAGING}/work.patch"
 _GIT = ("git", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=", "-c", "safe.directory=*")
 _CHAIN: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("git apply", (*_GIT, "apply", "--verbose")),
     ("git apply --3way", (*_GIT, "apply", "--verbose", "--3way")),
     ("git apply --reject", (*_GIT, "apply", "--verbose", "--reject")),
-    ("patch --fuzz=5", ("patch", "--batch", "--forward", "--fuzz=5", "-p1", "-i")),
+    ("patch --fuzz=5", ("patch", "--batch", "--forward", "--unified", "--fuzz=5", "-p1", "-i")),
 )
-"""The order of the public harness (research notes, §2e)."""
+"""The order of the public harness (research notes, §2e). `--unified`: else `patch` would hand a script to ed."""
 _APPLY_TIMEOUT_S = 120.0
 _NO_SUCH_PROGRAM = 127
+
+
+class ReachesOutside(Exception):
+    """A patch changed something outside the repository. No program that applies patches should let it."""
 
 
 class TestsDoNotApply(Exception):
@@ -39,10 +45,12 @@ class TestsDoNotApply(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """How a patch went in. `how` is empty when it did not."""
+    """How a patch went in. `how` is empty when it did not. `changed`: the paths that a prediction changed, as the
+    room's disk shows them, relative to the repository."""
 
     how: str
     detail: str = ""
+    changed: tuple[str, ...] = ()
     restored: tuple[str, ...] = ()
     findings: tuple[GradeFinding, ...] = ()
 
@@ -56,19 +64,29 @@ async def bring_work(rooms: Rooms, box: Sandbox, collected: Collected, spec: Tes
         wanted = set(kept)
         await place_changes(box, repo, [change for change in collected.changes if change.path in wanted])
         return Applied("exact states", restored=tuple(restored), findings=_findings(restored))
-    text = collected.patch or ""
-    applied = await bring_patch(rooms, box, text)
+    applied = await bring_patch(rooms, box, collected.patch or "")
     if not applied.how:
         return applied
-    _, restored = protection.split(path for path in patch_paths(text) if ".." not in path.split("/"))
+    _, restored = protection.split(applied.changed)
+    restored |= {path: "link" for path in applied.changed if path not in restored and await _leaves(box, repo, path)}
     await _put_back(rooms, box, repo, list(restored))
-    return Applied(applied.how, restored=tuple(restored), findings=_findings(restored))
+    return replace(applied, restored=tuple(restored), findings=_findings(restored))
 
 
 async def bring_patch(rooms: Rooms, box: Sandbox, text: str) -> Applied:
-    """Apply a patch made elsewhere to the room's repository, by the first way of the chain that takes it."""
-    how, detail = await _apply_chain(rooms, box, repository_of(rooms.task, rooms.image.workdir), text)
-    return Applied(how, detail)
+    """Apply a patch made elsewhere to the room's repository, by the first way of the chain that takes it.
+
+    What it did is read from the room's disk, not from the patch: programs that apply patches are more lenient than
+    any reader of them. One that reaches outside the repository is refused; `.git` is put back at once.
+    """
+    repo = repository_of(rooms.task, rooms.image.workdir)
+    await box.write(_PATCH, text.encode("utf-8", "surrogateescape"), mode=0o400)
+    try:
+        return await _apply_chain(rooms, box, repo)
+    except ReachesOutside as error:
+        return Applied("", f"the patch is refused: {error}")
+    finally:
+        await discard(box, _STAGING)
 
 
 async def bring_tests(rooms: Rooms, box: Sandbox, spec: TestSpec) -> None:
@@ -121,36 +139,57 @@ async def _clear_way(box: Sandbox, root: str, names: list[str]) -> None:
                 await discard(box, path)
 
 
-async def _apply_chain(rooms: Rooms, box: Sandbox, repo: str, text: str) -> tuple[str, str]:
-    """The first way of the chain that takes the patch, and what the last one said if none did."""
-    patch = f"{_STAGING}/work.patch"
-    await box.write(patch, text.encode("utf-8", "surrogateescape"), mode=0o400)
+async def _apply_chain(rooms: Rooms, box: Sandbox, repo: str) -> Applied:
+    """The first way of the chain that takes the staged patch, or what the last one said if none did."""
+    before = frozenset(await box.diff())
     said, tools = "", 0
-    touched = [path for path in patch_paths(text) if ".." not in path.split("/")]
-    leavings = [f"{path}{suffix}" for path in touched for suffix in (".rej", ".orig")]
-    try:
-        for name, argv in _CHAIN:
-            result = await _run(box, (*argv, patch), repo)
-            if result.ok:
-                return name, ""
-            if result.exit_code == _NO_SUCH_PROGRAM:
+    for name, argv in _CHAIN:
+        result = await _run(box, (*argv, _PATCH), repo)
+        if result.exit_code == _NO_SUCH_PROGRAM:
+            continue
+        tools += 1
+        changed = await _changed(rooms, box, repo, before)
+        # Before git runs again: its own directory decides what git would start.
+        await _put_back(rooms, box, repo, [path for path in changed if ".git" in path.split("/")])
+        if result.ok:
+            return Applied(name, changed=changed)
+        said = _last_line(result) or said
+        reverse = await _run(box, (*_GIT, "apply", "--check", "--reverse", _PATCH), repo)
+        if reverse.ok:
+            return Applied("already applied", changed=changed)
+        await _put_back(rooms, box, repo, changed)
+    if not tools:
+        raise ConfigError("the image has neither git nor patch, so no prediction can be applied", field=rooms.image.ref)
+    return Applied("", f"the patch does not apply: {said}")
+
+
+async def _changed(rooms: Rooms, box: Sandbox, repo: str, before: frozenset[DiffEntry]) -> tuple[str, ...]:
+    """Paths of the repository (relative to it) that differ from the image since `before`, each once.
+
+    Raises ReachesOutside when anything else does.
+    """
+    found: dict[str, None] = {}
+    with View(rooms.image.layers) as base:
+        for entry in await box.diff():
+            if entry in before or (entry.kind == "dir" and entry.change == "modified" and base.is_dir(entry.path)):
                 continue
-            tools += 1
-            said = _last_line(result) or said
-            reverse = await _run(box, (*_GIT, "apply", "--check", "--reverse", patch), repo)
-            if reverse.ok:
-                return "already applied", ""
-            await _put_back(rooms, box, repo, [*touched, *leavings])
-        if not tools:
-            raise ConfigError(
-                "the image has neither git nor patch, so no prediction can be applied", field=rooms.image.ref
-            )
-        return "", f"the patch does not apply: {said}"
-    finally:
-        await discard(box, _STAGING)
+            if not entry.path.startswith(repo + "/"):
+                raise ReachesOutside(f"it changes {entry.path}, outside {repo}")
+            for path in touched_paths(entry, repo, base, git=True):
+                found[path[len(repo) + 1 :]] = None
+    return tuple(found)
 
 
-async def _put_back(rooms: Rooms, box: Sandbox, repo: str, paths: list[str]) -> None:
+async def _leaves(box: Sandbox, repo: str, path: str) -> bool:
+    """Whether `path` is now a link that leaves the repository; collected ones are not carried either."""
+    try:
+        info = await box.stat(f"{repo}/{path}")
+    except FileError:
+        return False
+    return info.kind == "link" and leaves(path.split("/"), info.target or "")
+
+
+async def _put_back(rooms: Rooms, box: Sandbox, repo: str, paths: Sequence[str]) -> None:
     if not paths:
         return
     with View(rooms.image.layers) as base:
