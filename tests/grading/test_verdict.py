@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+from itertools import product
 from typing import Any
 
 import pytest
@@ -153,6 +154,16 @@ def test_sentinel_names_are_new_and_distinct(expected: list[str]) -> None:
     assert len(set(names)) == len(names)
     assert all(name.isidentifier() and name.startswith("test_") for name in names)
     assert not set(names) & set(expected)
+
+
+def test_sentinel_names_are_no_names_of_other_tests() -> None:
+    """Tests that a dataset does not list, or lists by their docstrings, have names of the same words."""
+    words = ("field", "name", "choices", "display", "empty", "value", "default")
+    listed = [f"{' '.join(words)} (app.tests.FieldTests)"]
+    real = {f"test_{'_'.join(some)}" for count in (1, 2, 3) for some in product(words, repeat=count)}
+    for _ in range(300):
+        plan = plan_sentinels(listed)
+        assert not real & {plan.module, plan.must_pass, plan.must_fail, *plan.decoys}
 
 
 def outcome(status: TestStatus, group: str = "pass_to_pass") -> TestOutcome:

@@ -16,7 +16,22 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _WORD = re.compile(r"[A-Za-z]{3,}")
-_SPARE_WORDS = ("value", "empty", "default", "nested", "order", "simple", "invalid", "format", "missing", "update")
+_SELDOM_WORDS = tuple(
+    re.findall(
+        r"\w+",
+        """
+    abrupt adjacent aligned ample balanced blended bounded brief chained clipped coarse compact coupled covered crossed
+    curved damped delayed dense detached diverted doubled drained dropped eager elapsed enclosed exposed faded farthest
+    folded foreign fractional gathered genuine gradual guarded halved hollow idle indented interleaved inverted joined
+    jumbled layered leftover lingering looped loose mirrored mutual nearest narrow notched obsolete offset outermost
+    padded paired partial pending perpetual plausible pruned quiet rounded scattered settled shifted shuffled skewed
+    sparse split staggered stale steady stretched surplus swapped tangled tapered terse tilted trailing twofold uneven
+    unequal untouched upright vacant vanishing wavering widened woven wrapped yielding
+    """,
+    )
+)
+"""Words that a name of a test may well have. No real name has two of them beside words of this very project: a name
+of ours that is also the name of a real test would convict honest work."""
 _MAX_DECOYS = 256
 
 
@@ -45,18 +60,16 @@ class SentinelPlan:
 def plan_sentinels(expected: Sequence[str]) -> SentinelPlan:
     """Fresh names that no expected id contains. One decoy for each module and class that could hold a test."""
     words = sorted({w.lower() for test_id in expected for w in _WORD.findall(test_id.rpartition("::")[2])})
-    pool = [*words, *_SPARE_WORDS]
+    pool = [word for word in words if word != "test"] or list(_SELDOM_WORDS)
     taken = set(_identifiers(expected))
     containers = {re.split(r"::[^:\[]*(\[|$)|\.[^.]*$", test_id)[0] for test_id in expected}
     count = min(_MAX_DECOYS, 2 * len(containers) + 8)
+    random = secrets.SystemRandom()
     names: list[str] = []
     while len(names) < count + 3:
-        chosen = [secrets.choice(pool) for _ in range(2 + secrets.randbelow(2))]
-        name = "test_" + "_".join(w for w in chosen if w != "test")
-        if len(names) > 8 * len(pool):
-            name += f"_{secrets.randbelow(90) + 10}"
-        if name in taken or name == "test_":
-            name = f"{name.rstrip('_')}_{secrets.choice(_SPARE_WORDS)}_{secrets.randbelow(1000)}"
+        chosen = [*random.choices(pool, k=random.randint(1, 2)), *random.sample(_SELDOM_WORDS, 2)]
+        random.shuffle(chosen)
+        name = "test_" + "_".join(chosen)
         if name not in taken:
             taken.add(name)
             names.append(name)
