@@ -6,7 +6,7 @@ The file format is Harbor's (`task.toml`, schema 1.4) plus a `[proctor]` table; 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,6 +51,7 @@ class TestSpec:
     `-options`, `-passed`), `django-runtests-verbosity2` or `sympy-bin-test-verbose`.
     """
 
+    __test__: ClassVar[bool] = False  # not a test class, whatever pytest makes of the name
     runner: RunnerKind
     command: str
     fail_to_pass: tuple[str, ...]
