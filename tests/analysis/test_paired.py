@@ -128,6 +128,18 @@ def test_monte_carlo_sign_flip_is_near_the_exact_one_and_repeats_by_its_seed() -
     assert drawn.p == pytest.approx(float(expected), abs=5 * math.sqrt(2 * 0.25 * 0.1 / 100_000))
 
 
+@pytest.mark.parametrize("attempts", [1, 3, 5])
+def test_drawing_for_all_units_of_one_size_at_once_is_the_exact_distribution(attempts: int) -> None:
+    """The reference adds up the distribution of all sums, one unit after the other."""
+    steps = np.random.default_rng(attempts).integers(-attempts, attempts + 1, size=80)
+    weights = np.array([1.0])
+    for step in np.abs(steps):
+        weights = np.convolve(weights, [0.5, *[0] * (2 * step - 1), 0.5] if step else [1.0])
+    sums = np.arange(len(weights)) - len(weights) // 2
+    exact = float(weights[np.abs(sums) >= abs(steps.sum())].sum())
+    assert sign_flip(steps / attempts, seed=1).p == pytest.approx(exact, abs=5 * math.sqrt(0.25 / 100_000))
+
+
 @given(scores, st.randoms())
 def test_sign_flip_does_not_depend_on_order_or_direction(d: list[float], random: object) -> None:
     shuffled = list(d)

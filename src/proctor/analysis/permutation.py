@@ -83,11 +83,18 @@ def _all_sums(units: NDArray[np.float64]) -> NDArray[np.float64]:
 def _hits(units: NDArray[np.float64], seen: float, draws: int, random: np.random.Generator) -> int:
     import numpy as np
 
+    sizes, counts = np.unique(np.abs(units).round(12), return_counts=True)
+    grouped = 2 * sizes.size <= units.size
     hits, step = 0, max(1, 8_000_000 // units.size)
     for start in range(0, draws, step):
         rows = min(step, draws - start)
-        signs = random.integers(0, 2, size=(rows, units.size), dtype=np.int8)
-        # A sign of 2 * bit - 1 sums to twice what the bits select, less everything.
-        sums = 2.0 * (signs @ units) - units.sum()
+        if grouped:
+            # Of n units of one size a Binomial(n, 1/2) number is positive: one draw for all of them.
+            positive = random.binomial(counts, 0.5, size=(rows, counts.size))
+            sums = (2.0 * positive - counts) @ sizes
+        else:
+            signs = random.integers(0, 2, size=(rows, units.size), dtype=np.int8)
+            # A sign of 2 * bit - 1 sums to twice what the bits select, less everything.
+            sums = 2.0 * (signs @ units) - units.sum()
         hits += int(np.count_nonzero(np.abs(sums) >= seen))
     return hits
