@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -132,7 +133,7 @@ class Behaviour:
 
 def tool_action(tool: str, arguments: Mapping[str, Any], *, result: str | None, failed: bool, evidence: str) -> Action:
     """The action of a tool call as a trajectory has it."""
-    text = next((value for key in _COMMAND_KEYS if isinstance(value := arguments.get(key), str)), None)
+    text = _command(arguments)
     call = _digest(canonical(tool, arguments))
     answer = _digest(result) if result is not None else None
     keys = ",".join(sorted(arguments))
@@ -171,6 +172,15 @@ def exec_action(
     purpose: Kind = "write" if kind == "write" else "read"
     writes = (subject,) if kind == "write" else ()
     return Action(kind, kind, purpose, call, result or content, failed, evidence, shown, writes=writes)
+
+
+def _command(arguments: Mapping[str, Any]) -> str | None:
+    """The command that a tool was given, as text or as a list of words."""
+    for key in _COMMAND_KEYS:
+        if isinstance(value := arguments.get(key), str):
+            return value
+    argv = arguments.get("argv")
+    return shlex.join(argv) if isinstance(argv, list) and all(isinstance(word, str) for word in argv) else None
 
 
 def canonical(tool: str, arguments: Mapping[str, Any]) -> str:

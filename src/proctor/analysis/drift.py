@@ -78,9 +78,11 @@ class DriftOptions:
 class Shift:
     """One measure in both versions.
 
-    `baseline` and `new` are means over tasks (of task means over runs). `point` is the change in the measure's own
-    scale: new over baseline for `ratio` (geometric mean over tasks), new minus baseline for `difference`, bits between
-    the mixes of tools for `divergence`, mean distance between versions beyond that within them for `distance`.
+    `baseline` and `new` are means over tasks (of task means over runs); for `distance` they are the mean distance
+    within the baseline and between the versions, for `divergence` there are none. `point` is the change in the
+    measure's own scale: new over baseline for `ratio` (geometric mean over tasks), new minus baseline for `difference`,
+    bits between the mixes of tools for `divergence`, mean distance between versions beyond that within them for
+    `distance`.
 
     `p` is from permuting runs within tasks, and `smallest_p` the least that this many runs can give. `mde` is the
     smallest change that would be found with the stated power. The verdict is None for a measure that is only shown.
@@ -149,6 +151,18 @@ class ToolChange:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskChange:
+    """One task: runs of each version, ratios of mean tokens and calls (None: not known), mean scores."""
+
+    task: str
+    runs: tuple[int, int]
+    tokens: float | None
+    calls: float | None
+    baseline_score: float | None
+    new_score: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Drift:
     """Everything `proctor compare --drift` says. `same_result` tells whether the mean score of every task is equal."""
 
@@ -159,6 +173,7 @@ class Drift:
     novelties: tuple[Novelty, ...]
     divergences: tuple[Divergence, ...]
     tools: tuple[ToolChange, ...]
+    by_task: tuple[TaskChange, ...]
     tasks: int
     clusters: int
     runs: tuple[int, int]
