@@ -1,6 +1,6 @@
 """Millions of trials from Parquet to every number of `proctor.analysis.aggregate`: seconds and peak memory.
 
-    scripts/bench aggregate [--trials N] [--agents N] [--tasks N] [--file PATH] [--json]
+    scripts/bench aggregate [--trials N] [--agents N] [--tasks N] [--clusters N] [--file PATH] [--json]
 
 The trials are made up, in the columns and with the variety of real ones; making them is not measured. Loading and
 aggregating run in a process of their own, whose peak is that of the resident set.
@@ -22,7 +22,7 @@ from typing import Any
 LIMIT_S, LIMIT_MB = 30.0, 4096.0
 
 
-def make(path: Path, trials: int, agents: int, tasks: int) -> None:
+def make(path: Path, trials: int, agents: int, tasks: int, clusters: int) -> None:
     """Write a Parquet file of made-up trials, in the order a run has them: attempt, task, agent."""
     import numpy as np
     import polars as pl
@@ -35,7 +35,7 @@ def make(path: Path, trials: int, agents: int, tasks: int) -> None:
     digests = [f"sha256:{number:064x}" for number in range(tasks)]
     facts = pl.DataFrame(
         {
-            "task": [f"bench/repository-{number % 400}/issue-{number}" for number in range(tasks)],
+            "task": [f"bench/repository-{number % clusters}/issue-{number}" for number in range(tasks)],
             "task_digest": digests,
             "image_digest": digests,
             "split": random.choice(["public", "held_out"], tasks, p=[0.7, 0.3]),
@@ -43,7 +43,7 @@ def make(path: Path, trials: int, agents: int, tasks: int) -> None:
             "difficulty": random.choice(["easy", "medium", "hard"], tasks),
             "domain": random.choice(["web", "data", "systems", "files", "games"], tasks),
             "capabilities": [["coding", "shell"] if number % 3 else ["coding"] for number in range(tasks)],
-            "cluster": [f"repository-{number % 400}" for number in range(tasks)],
+            "cluster": [f"repository-{number % clusters}" for number in range(tasks)],
         }
     ).with_row_index("at_task")
     import pyarrow.parquet as parquet
@@ -127,6 +127,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=3_000_000)
     parser.add_argument("--agents", type=int, default=10)
     parser.add_argument("--tasks", type=int, default=10_000)
+    parser.add_argument("--clusters", type=int, default=400)
     parser.add_argument("--file", type=Path, help="use this file; make it when it is not there")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
@@ -138,7 +139,7 @@ def main() -> None:
         path = options.file or Path(folder) / "trials.parquet"
         if not path.exists():
             print(f"making {options.trials:,} trials …", file=sys.stderr)
-            make(path, options.trials, options.agents, options.tasks)
+            make(path, options.trials, options.agents, options.tasks, options.clusters)
         child = [sys.executable, __file__, "--measure", str(path)]
         found = json.loads(subprocess.run(child, check=True, capture_output=True, text=True).stdout)
     if options.json:

@@ -122,6 +122,15 @@ def test_the_interval_is_a_bootstrap_over_clusters_as_scipys() -> None:
     )
 
 
+def test_many_clusters_give_the_bootstraps_interval_without_it() -> None:
+    random = np.random.default_rng(6)
+    attempts, won = np.full(5200, 3.0), random.binomial(3, random.beta(1, 1, 5200)).astype(float)
+    many = pass_curve(attempts, won, np.arange(5200)).points[1].pass_at
+    few = pass_curve(attempts, won, np.arange(5200) % 5000, resamples=4000).points[1].pass_at
+    assert (many.formula, few.formula) == ("t/cluster", "bootstrap/cluster")
+    assert (many.low, many.high) == (pytest.approx(few.low, abs=1e-3), pytest.approx(few.high, abs=1e-3))
+
+
 def test_the_same_seed_gives_the_same_interval() -> None:
     won = [number % 5 for number in range(40)]
     one, same, other = (curve([4] * 40, won, seed=seed, resamples=200).points[0] for seed in (1, 1, 2))

@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from proctor.analysis.cells import PLAIN, reduce_trials
+from proctor.analysis.cells import PLAIN, Dimension, reduce_trials
 from proctor.analysis.faces import Front, front
 from proctor.analysis.provenance import FORMULAS, Input, Provenance
 from proctor.analysis.rates import rate_interval
 from proctor.analysis.resample import Resampler, by_cluster
-from proctor.analysis.summaries import Dimension, Group, Options, Summary, summarise
+from proctor.analysis.summaries import Group, Options, Summary, summarise
 from proctor.analysis.weights import WeightedRate, Weighting, Weightings, side_by_side
 from proctor.common import ConfigError
 
@@ -143,7 +143,7 @@ def _weightings(agents: Sequence[AgentCells], suite: Suite, options: Options) ->
 
     kinds: list[tuple[str, str, Floats]] = [("task", "each task counts the same", np.ones(len(suite.names)))]
     absent = []
-    domains = suite.masks("domain")
+    domains = suite.groups["domain"]
     if len(domains) > 1:
         label = np.zeros(len(suite.names))
         for number, mask in enumerate(domains.values()):

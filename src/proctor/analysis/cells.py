@@ -6,10 +6,11 @@ This is the only place that sees every row. It is one streamed pass, so that mil
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from proctor.analysis.faces import MEASURES, Measure
 from proctor.analysis.frame import GRADED, OUTCOMES, TRIALS
+from proctor.analysis.splits import HIDDEN, PUBLIC
 from proctor.common import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     from proctor.analysis.means import Codes, Floats
 
+Dimension = Literal["capability", "difficulty", "domain", "split"]
+DIMENSIONS: tuple[Dimension, ...] = ("capability", "difficulty", "domain", "split")
 PLAIN = "plain"
 _AGENT = ["agent", "harness", "harness_version", "model"]
 _TASK = ["task", "task_digest"]
@@ -41,32 +44,13 @@ class Suite:
     difficulties: tuple[str | None, ...]
     domains: tuple[str | None, ...]
     capabilities: tuple[tuple[str, ...], ...]
-
-    def masks(self, dimension: str) -> dict[str | None, NDArray[np.bool_]]:
-        """Which tasks belong to each value of `capability`, `difficulty`, `domain` or `split`; None: not known.
-
-        Empty when nothing is known of any task.
-        """
-        import numpy as np
-
-        labels: Sequence[tuple[str | None, ...]]
-        if dimension == "capability":
-            labels = [tuple(dict.fromkeys(one)) or (None,) for one in self.capabilities]
-        else:
-            values = {"difficulty": self.difficulties, "domain": self.domains, "split": self.splits}[dimension]
-            labels = [(value,) for value in values]
-        members: dict[str | None, list[int]] = {}
-        for task, of_task in enumerate(labels):
-            for label in of_task:
-                members.setdefault(label, []).append(task)
-        if members.keys() <= {None}:
-            return {}
-        found = {}
-        for label in sorted(members, key=lambda name: (name is None, name)):
-            mask = np.zeros(len(self.names), dtype=bool)
-            mask[members[label]] = True
-            found[label] = mask
-        return found
+    groups: Mapping[Dimension, Mapping[str | None, NDArray[np.bool_]]]
+    """Which tasks belong to each value of a dimension; None: it is not known. Empty when it is known of no task."""
+    hidden: NDArray[np.bool_]
+    """Tasks of the held-out side; `public` are those of the public one."""
+    public: NDArray[np.bool_]
+    hardness: Codes
+    """Difficulties as codes; -1 is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,18 +204,47 @@ def _suite(tasks: pl.DataFrame) -> tuple[Suite, list[str]]:
         notes.append(f"{versions} tasks occur in more than one version (digest); each version counts as a task")
     cluster_names = sorted(set(tasks["cluster"].to_list()))
     index = {name: number for number, name in enumerate(cluster_names)}
+    splits, difficulties, domains = (tuple(tasks[name].to_list()) for name in ("split", "difficulty", "domain"))
+    capabilities = tuple(tuple(one or ()) for one in tasks["capabilities"].to_list())
+    levels = {name: code for code, name in enumerate(sorted({name for name in difficulties if name is not None}))}
     suite = Suite(
         names=tuple(names),
         digests=tuple(tasks["task_digest"].to_list()),
         clusters=np.array([index[name] for name in tasks["cluster"].to_list()], dtype=np.int64),
         cluster_names=tuple(cluster_names),
         weights=tasks["weight"].fill_null(1.0).to_numpy().astype(np.float64),
-        splits=tuple(tasks["split"].to_list()),
-        difficulties=tuple(tasks["difficulty"].to_list()),
-        domains=tuple(tasks["domain"].to_list()),
-        capabilities=tuple(tuple(one or ()) for one in tasks["capabilities"].to_list()),
+        splits=splits,
+        difficulties=difficulties,
+        domains=domains,
+        capabilities=capabilities,
+        groups={
+            "capability": _masks([tuple(dict.fromkeys(one)) or (None,) for one in capabilities]),
+            "difficulty": _masks([(one,) for one in difficulties]),
+            "domain": _masks([(one,) for one in domains]),
+            "split": _masks([(one,) for one in splits]),
+        },
+        hidden=np.array([one in HIDDEN for one in splits]),
+        public=np.array([one == PUBLIC for one in splits]),
+        hardness=np.array([-1 if one is None else levels[one] for one in difficulties], dtype=np.int64),
     )
     return suite, notes
+
+
+def _masks(labels: Sequence[tuple[str | None, ...]]) -> dict[str | None, NDArray[np.bool_]]:
+    import numpy as np
+
+    members: dict[str | None, list[int]] = {}
+    for task, of_task in enumerate(labels):
+        for label in of_task:
+            members.setdefault(label, []).append(task)
+    if members.keys() <= {None}:
+        return {}
+    found = {}
+    for name in sorted(members, key=lambda one: (one is None, one)):
+        mask = np.zeros(len(labels), dtype=bool)
+        mask[members[name]] = True
+        found[name] = mask
+    return found
 
 
 def _agents(cells: pl.DataFrame, models: pl.DataFrame, suite: Suite) -> list[AgentCells]:

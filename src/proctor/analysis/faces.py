@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from proctor.analysis.means import FEW_CLUSTERS, cluster_sums, t_interval
+from proctor.analysis.means import FEW_CLUSTERS, cluster_count, cluster_sums, t_interval
 from proctor.analysis.proportions import Interval
 
 if TYPE_CHECKING:
@@ -95,7 +95,6 @@ class Spent:
 
 def cost(measure: Measure, graded: int, spent: Spent, *, level: float = 0.95) -> Cost:
     """What graded trials spent of one measure, with intervals (cluster-robust t; Fieller's for the ratio)."""
-    import numpy as np
 
     has = spent.known > 0
     known = int(spent.known.sum())
@@ -103,7 +102,7 @@ def cost(measure: Measure, graded: int, spent: Spent, *, level: float = 0.95) ->
         return Cost(measure, graded, 0, None, None, None)
     costs, rates = spent.total[has] / spent.known[has], spent.resolved[has] / spent.known[has]
     clusters = spent.clusters[has]
-    mean, groups = float(costs.mean()), len(np.unique(clusters))
+    mean, groups = float(costs.mean()), cluster_count(clusters)
     spread = _covariance(costs, costs, clusters)
     per_trial = t_interval(mean, math.sqrt(spread) if spread is not None else None, groups - 1, level, "t/cluster")
     if per_trial is not None:
@@ -123,11 +122,10 @@ def ratio(top: Floats, bottom: Floats, clusters: Codes, *, level: float = 0.95) 
 
     None when the mean below is 0. When its own interval reaches 0 the ratio has no upper end: `high` is infinite.
     """
-    import numpy as np
     from scipy.stats import t
 
     over, under = float(top.mean()), float(bottom.mean())
-    groups = len(np.unique(clusters))
+    groups = cluster_count(clusters)
     if under <= 0:
         return None
     point = over / under
@@ -153,7 +151,7 @@ def _covariance(one: Floats, other: Floats, clusters: Codes) -> float | None:
     """Cluster-robust covariance of two means over the same tasks; None for a single cluster."""
     first, second = cluster_sums(one - one.mean(), clusters), cluster_sums(other - other.mean(), clusters)
     groups = len(first)
-    return float(first @ second) / len(one) ** 2 * groups / (groups - 1) if groups > 1 else None
+    return float((first * second).sum()) / len(one) ** 2 * groups / (groups - 1) if groups > 1 else None
 
 
 def change(
@@ -167,7 +165,7 @@ def change(
     import numpy as np
 
     deltas = changed - plain
-    mean, groups = float(deltas.mean()), len(np.unique(clusters))
+    mean, groups = float(deltas.mean()), cluster_count(clusters)
     spread = _covariance(deltas, deltas, clusters)
     notes = []
     if groups < FEW_CLUSTERS:

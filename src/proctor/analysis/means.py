@@ -60,7 +60,7 @@ class SuiteMean:
 class Tasks:
     """Per-task sums, as arrays of one length: graded attempts, sum and sum of squares of their scores, cluster.
 
-    `clusters` are codes of any values; equal codes are one cluster.
+    `clusters` are small whole numbers from 0; equal ones are one cluster, and not all have to occur.
     """
 
     attempts: Floats
@@ -153,12 +153,32 @@ def _within(tasks: Tasks, mean: float) -> tuple[float | None, int, float | None,
     return rerun_error, df, icc, icc_mean
 
 
+def mean_interval(values: Floats, clusters: Codes, *, level: float = 0.95) -> Interval:
+    """The cluster-robust t interval of a mean over tasks; at least two clusters."""
+    import numpy as np
+
+    mean = float(values.mean())
+    sums = cluster_sums(values - mean, clusters)
+    groups = len(sums)
+    error = math.sqrt(float(np.square(sums).sum()) * groups / (groups - 1)) / len(values)
+    found = t_interval(mean, error, groups - 1, level, "t/cluster")
+    assert found is not None
+    return found
+
+
 def cluster_sums(values: Floats, clusters: Codes) -> Floats:
     """The sum of the values of each cluster that occurs, in the order of the codes."""
     import numpy as np
 
-    _, codes = np.unique(clusters, return_inverse=True)
-    return np.bincount(codes, weights=values).astype(np.float64)
+    sums = np.bincount(clusters, weights=values).astype(np.float64)
+    return sums[np.bincount(clusters) > 0]
+
+
+def cluster_count(clusters: Codes) -> int:
+    """How many clusters occur."""
+    import numpy as np
+
+    return int(np.count_nonzero(np.bincount(clusters)))
 
 
 def t_interval(mean: float, error: float | None, df: int, level: float, formula: str) -> Interval | None:

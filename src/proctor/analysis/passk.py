@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from proctor.analysis.means import mean_interval
 from proctor.analysis.proportions import Interval
 from proctor.analysis.rates import rate_interval
-from proctor.analysis.resample import Resampler, by_cluster, percentiles
+from proctor.analysis.resample import MANY_CLUSTERS, Resampler, by_cluster, percentiles
 from proctor.common import ConfigError
 
 if TYPE_CHECKING:
@@ -81,15 +82,15 @@ def pass_curve(
     """Both curves over the tasks of one agent, from each task's graded attempts and how many of them succeeded.
 
     Intervals: cluster bootstrap, percentiles; Wilson's (`rates.rate_interval`) with fewer than 30 clusters or when all
-    tasks have the same value.
+    tasks have the same value; cluster-robust t with more than 5,000 clusters.
     """
     import numpy as np
 
     if not len(attempts):
         return Curve((), "nothing was graded")
     last = furthest(attempts)
-    _, codes = np.unique(clusters, return_inverse=True)
-    count = int(codes.max()) + 1
+    present = np.bincount(clusters) > 0
+    codes, count = (np.cumsum(present) - 1)[clusters], int(present.sum())
     values, held = [], []
     for k in _steps(last):
         has = attempts >= k
@@ -97,7 +98,7 @@ def pass_curve(
         held.append(has)
     points = []
     replicates = None
-    if count >= ENOUGH_CLUSTERS:
+    if ENOUGH_CLUSTERS <= count <= MANY_CLUSTERS:
         weights = np.stack([has for has in held for _ in range(2)], axis=1).astype(np.float64)
         sums = by_cluster(np.stack(values, axis=1), codes, count), by_cluster(weights, codes, count)
         replicates = Resampler(count, resamples, seed).ratios(*sums)
@@ -105,8 +106,10 @@ def pass_curve(
         pair = []
         for column in (2 * number, 2 * number + 1):
             at = values[column][has]
-            if replicates is None or at.min() == at.max():
+            if count < ENOUGH_CLUSTERS or at.min() == at.max():
                 pair.append(rate_interval(at, codes[has], level=level))
+            elif replicates is None:
+                pair.append(mean_interval(at, codes[has], level=level))
             else:
                 low, high = percentiles(replicates[:, column], level)
                 pair.append(Interval(float(at.mean()), low, high, level, "bootstrap/cluster"))

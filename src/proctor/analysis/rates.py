@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from proctor.analysis.means import cluster_sums
+from proctor.analysis.means import cluster_count, cluster_sums
 from proctor.analysis.proportions import Interval, score_interval
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def rate_interval(
     # Exactly 0 or 1 when all are: rounding must not decide which formula is used.
     mean = min(max(mean, float(taking_part.min())), float(taking_part.max()))
     kish = 1 / float(np.square(share).sum())
-    groups = len(np.unique(clusters[share > 0]))
+    groups = cluster_count(clusters[share > 0])
     equal = weights is None or float(weights.min()) == float(weights.max())
     if equal and groups == len(means):
         return _shaped(mean, float(len(means)), level, exact, "")

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from proctor.analysis.means import Codes, Floats
 
+MANY_CLUSTERS = 5000
+"""With more clusters than this a bootstrap gives what the normal law gives, which is then used instead."""
 _CELLS = 4_000_000
 """Draws held at a time: bounds memory, and does not change the draws."""
 
@@ -51,14 +53,30 @@ class Resampler:
 
     def ratios(self, numerators: Floats, denominators: Floats) -> Floats:
         """Replicates of sum(numerators) / sum(denominators), for matrices (clusters, statistics): (resamples,
-        statistics). NaN where no cluster with a denominator was drawn."""
+        statistics). NaN where no cluster with a denominator was drawn. More than `MANY_CLUSTERS` clusters are not drawn
+        but replaced by the normal law with their covariance (of the linearised ratios)."""
         import numpy as np
 
+        if self.clusters > MANY_CLUSTERS:
+            return self._normal(numerators, denominators)
         both = np.concatenate([numerators, denominators], axis=1)
         width = numerators.shape[1]
         sums = np.concatenate([block @ both for block in self.counts()])
         with np.errstate(invalid="ignore", divide="ignore"):
             found: Floats = np.where(sums[:, width:] > 0, sums[:, :width] / sums[:, width:], np.nan)
+        return found
+
+    def _normal(self, numerators: Floats, denominators: Floats) -> Floats:
+        import numpy as np
+
+        below = denominators.sum(axis=0)
+        if not below.all():
+            raise ConfigError("a statistic has no cluster with a denominator", field="denominators")
+        ratios = numerators.sum(axis=0) / below
+        rest = (numerators - ratios * denominators) / below
+        variances, axes = np.linalg.eigh(rest.T @ rest)
+        normal = np.random.default_rng(self.seed).standard_normal((self.resamples, len(ratios)))
+        found: Floats = ratios + normal * np.sqrt(np.maximum(variances, 0.0)) @ axes.T
         return found
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from proctor.analysis.cells import PLAIN
+from proctor.analysis.cells import DIMENSIONS, PLAIN, Dimension
 from proctor.analysis.faces import MEASURES, Change, Cost, Spent, change, cost
 from proctor.analysis.frame import GRADED
 from proctor.analysis.means import FEW_CLUSTERS, SuiteMean, Tasks, suite_mean
 from proctor.analysis.passk import Curve, pass_curve
 from proctor.analysis.proportions import Interval, proportion, score_interval
 from proctor.analysis.rates import rate_interval
-from proctor.analysis.splits import HIDDEN, PUBLIC, Gap, split_gap
+from proctor.analysis.splits import Gap, split_gap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from proctor.analysis.cells import AgentCells, Cells, Suite
-
-Dimension = Literal["capability", "difficulty", "domain", "split"]
-DIMENSIONS: tuple[Dimension, ...] = ("capability", "difficulty", "domain", "split")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +188,7 @@ def _score(cells: Cells, has: NDArray[np.bool_], suite: Suite, level: float) -> 
 def _groups(cells: Cells, suite: Suite, level: float) -> tuple[Group, ...]:
     groups = []
     for dimension in DIMENSIONS:
-        for name, mask in suite.masks(dimension).items():
+        for name, mask in suite.groups[dimension].items():
             here = mask & (cells.planned > 0)
             if not here.any():
                 continue
@@ -205,17 +202,12 @@ def _groups(cells: Cells, suite: Suite, level: float) -> tuple[Group, ...]:
 
 
 def _gap(cells: Cells, suite: Suite, has: NDArray[np.bool_], options: Options, agents: int) -> Gap | None:
-    import numpy as np
-
-    hidden = np.array([split in HIDDEN for split in suite.splits])
-    known = has & (hidden | np.array([split == PUBLIC for split in suite.splits]))
-    names = {name: code for code, name in enumerate(sorted({name for name in suite.difficulties if name}))}
-    difficulty = np.array([names.get(name or "", -1) for name in suite.difficulties], dtype=np.int64)
+    known = has & (suite.hidden | suite.public)
     return split_gap(
         cells.resolved[known] / cells.graded[known],
         suite.clusters[known],
-        hidden[known],
-        difficulty[known],
+        suite.hidden[known],
+        suite.hardness[known],
         level=options.level,
         margin=options.gap_margin,
         agents=agents,
