@@ -44,9 +44,9 @@ class Counters:
         name = "memory.events" if group.layout.version == 2 else "memory.oom_control"
         self._upper = upper
         self._last = _Baseline(0, 0)
-        self._oom = os.open(memory / name, os.O_RDONLY | os.O_CLOEXEC)
+        self._oom = os.open(f"{memory}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self._pids = os.open(pids / "pids.events", os.O_RDONLY | os.O_CLOEXEC)
+            self._pids = os.open(f"{pids}/pids.events", os.O_RDONLY | os.O_CLOEXEC)
         except BaseException:
             os.close(self._oom)
             raise

@@ -300,24 +300,13 @@ class Box:
     async def _multiply(self, reserved: builtins.list[str]) -> builtins.list[Sandbox]:
         """Launch this sandbox again and the reserved ones beside it, at the same time, on the present stack."""
         made: dict[str, Box] = {}
-        failures: builtins.list[BaseException] = []
-
-        async def attempt(action: Callable[[], Awaitable[None]]) -> None:
-            try:
-                await action()
-            except (ProctorError, OSError) as error:
-                failures.append(error)
 
         async def open_one(box_id: str) -> None:
             made[box_id] = await self._edge._open(box_id, self.spec, self.image, stack)
 
         wanted, stack = tuple(reserved), self._stack
         reserved.clear()  # from here on their room is the sandboxes' own
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(attempt, self._begin_incarnation)
-            for box_id in wanted:
-                tasks.start_soon(attempt, partial(open_one, box_id))
-        if failures:
+        if failures := await _together(self._begin_incarnation, *(partial(open_one, box_id) for box_id in wanted)):
             for box in made.values():
                 await box.close()
             raise failures[0]
@@ -343,10 +332,12 @@ class Box:
     async def reset(self) -> None:
         """Drop every process and every change since creation."""
         async with self._changing():
-            await self._end_incarnation()
             surplus = self._stack[len(self._base) :]
             self._stack = self._base
-            await self._begin_incarnation()
+            # The next guest starts while the last one dies: they share nothing.
+            if failures := await _together(self._end_incarnation, self._begin_incarnation):
+                await self._end_incarnation()
+                raise failures[0]
             self._edge._discard(self._edge._frozen.release(surplus))
 
     # --- facts ------------------------------------------------------------------------------------------------------
@@ -498,3 +489,19 @@ class Box:
             return due
         self._edge._spawn_end(self, EndReason.IDLE, f"not used for {limit:g} s")
         return None
+
+
+async def _together(*actions: Callable[[], Awaitable[None]]) -> list[Exception]:
+    """Run all at the same time, each to its end; returns the failures of those that failed."""
+    failures: list[Exception] = []
+
+    async def attempt(action: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await action()
+        except (ProctorError, OSError) as error:
+            failures.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        for action in actions:
+            tasks.start_soon(attempt, action)
+    return failures

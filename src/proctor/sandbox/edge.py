@@ -59,6 +59,7 @@ log = logging.getLogger(__name__)
 _HELLO_DEADLINE_S = 10.0
 _MACHINE_RECHECK_S = 1.0
 _MACHINE_FRESH_S = 0.1
+_BURY_DELAY_S = 0.02
 _current: ContextVar[Edge | None] = ContextVar("proctor_edge", default=None)
 
 
@@ -99,6 +100,8 @@ class Edge:
         self._machine_read_at = float("-inf")
         self._timers = Timers()
         self._buried = anyio.Event()
+        self._launching = 0
+        self._lull = anyio.Event()
         self._waste_in, self._waste = anyio.create_memory_object_stream[_Waste](float("inf"))
         self._templates = disk.Templates(self.home / "disks")
         async with AsyncExitStack() as stack:
@@ -244,6 +247,7 @@ class Edge:
                         self._ledger.held[box_id] = demand
                         return
                     self._freed = anyio.Event()
+                    self._lull.set()  # what has ended and is not buried yet holds room
                     # Promises change by our own doing; the machine's free memory and disk change by that of others,
                     # which nothing announces.
                     with anyio.move_on_after(_MACHINE_RECHECK_S):
@@ -277,6 +281,15 @@ class Edge:
 
     async def _launch(self, box: Box, number: int, stack: tuple[Layer, ...]) -> Incarnation:
         """Start a guest for `box`. Raises LaunchError; then nothing of it is left."""
+        self._launching += 1
+        try:
+            return await self._launch_now(box, number, stack)
+        finally:
+            self._launching -= 1
+            if not self._launching:
+                self._lull.set()
+
+    async def _launch_now(self, box: Box, number: int, stack: tuple[Layer, ...]) -> Incarnation:
         self._journal.write(
             box.id, State.INTENT, incarnation=number, image=box.image.ref, labels=dict(box.spec.labels) or None
         )
@@ -408,11 +421,22 @@ class Edge:
         """Remove what ended incarnations leave: groups, descriptors, and with them the disk. Then free their room."""
         with self._waste:
             async for first in self._waste:
+                await self._wait_lull()
                 batch = [first]
                 while self._waste.statistics().current_buffer_used:
                     batch.append(self._waste.receive_nowait())
                 await self._bury_all(batch)
         self._buried.set()
+
+    async def _wait_lull(self) -> None:
+        """Removing groups and file systems takes the kernel's locks that launches need: let these go first, for a moment.
+
+        Several endings are buried together then, which costs less than each for itself.
+        """
+        if self._launching and not self._queue.locked():
+            self._lull = anyio.Event()
+            with anyio.move_on_after(_BURY_DELAY_S):
+                await self._lull.wait()
 
     async def _bury_all(self, batch: list[_Waste]) -> None:
         ended = [waste.incarnation for waste in batch if waste.incarnation is not None]
@@ -475,9 +499,7 @@ def _remove(groups: list[SlotGroup], descriptors: list[int]) -> list[SlotGroup]:
     busy = []
     for group in groups:
         try:
-            for directory in group.layout.edge_directories(group.edge):
-                with suppress(FileNotFoundError):
-                    os.rmdir(directory / group.name)
+            group.remove_empty()
         except OSError:
             busy.append(group)
         point("close:after-cgroup")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _COMPACT_BYTES = 16 << 20
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class State(StrEnum):
@@ -76,7 +77,7 @@ class Journal:
         # Built by hand, not through the model: this is on the path of every create. `read` checks each line strictly.
         record: dict[str, Any] = {"version": VERSION, "at": now(), "sandbox": sandbox, "state": state.value}
         record.update((key, value) for key, value in fields.items() if value not in (None, "", {}))
-        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        line = _encode(record).encode() + b"\n"
         try:
             written = os.write(self._descriptor, line)
         except OSError as error:

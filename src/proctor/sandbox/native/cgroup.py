@@ -224,6 +224,14 @@ class SlotGroup:
             await anyio.sleep(pause)
             pause = min(pause * 2, 0.02)
 
+    def remove_empty(self) -> None:
+        """Remove the slot's directories in every tree, with the empty ones below them, at once. Gone is fine.
+
+        Raises OSError when something is in the way, as a process that is not quite dead: then `remove` waits for it.
+        """
+        for directory in self.layout.edge_directories(self.edge):
+            _rmdir(f"{directory}/{self.name}")
+
     async def remove(self, *, deadline_s: float = 5.0) -> None:
         """Remove the slot's directories in every tree, nested ones first; waits for dying processes. Gone is fine."""
         for directory in self._directories():
@@ -262,30 +270,33 @@ class SlotGroup:
                 lines.append(f"{pid} {fields[0].split('(', 1)[1]} {fields[1].split()[0]}")
         return ", ".join(lines) or "none listed"
 
+    def _below(self, controller: str) -> str:
+        # Text, not Path: joined for every sandbox that ends, and a Path costs more than the file's system calls.
+        return f"{self.layout.controllers[controller]}/{_OUR_DIRECTORY}/{self.edge}/{self.name}"
+
     def _stats_v1(self) -> GroupStats:
-        memory, pids, cpu = self.directory("memory"), self.directory("pids"), self.directory("cpuacct")
-        assert memory is not None
-        assert pids is not None
+        memory, pids = self._below("memory"), self._below("pids")
+        counts_cpu = "cpuacct" in self.layout.controllers
         return GroupStats(
-            memory_bytes=_number(memory / "memory.usage_in_bytes"),
-            memory_peak_bytes=_number(memory / "memory.max_usage_in_bytes"),
-            cpu_s=0.0 if cpu is None else _number(cpu / "cpuacct.usage") / 1e9,
-            pids=_number(pids / "pids.current"),
-            pids_peak=_optional_number(pids / "pids.peak"),
-            oom_kills=_keyed(memory / "memory.oom_control").get("oom_kill", 0),
-            pids_refused=_keyed(pids / "pids.events").get("max", 0),
+            memory_bytes=_number(f"{memory}/memory.usage_in_bytes"),
+            memory_peak_bytes=_number(f"{memory}/memory.max_usage_in_bytes"),
+            cpu_s=_number(f"{self._below('cpuacct')}/cpuacct.usage") / 1e9 if counts_cpu else 0.0,
+            pids=_number(f"{pids}/pids.current"),
+            pids_peak=_optional_number(f"{pids}/pids.peak"),
+            oom_kills=_keyed(f"{memory}/memory.oom_control").get("oom_kill", 0),
+            pids_refused=_keyed(f"{pids}/pids.events").get("max", 0),
         )
 
     def _stats_v2(self) -> GroupStats:
-        group = self.unified
+        group = self._below("memory")
         return GroupStats(
-            memory_bytes=_number(group / "memory.current"),
-            memory_peak_bytes=_optional_number(group / "memory.peak"),
-            cpu_s=_keyed(group / "cpu.stat").get("usage_usec", 0) / 1e6,
-            pids=_number(group / "pids.current"),
-            pids_peak=_optional_number(group / "pids.peak"),
-            oom_kills=_keyed(group / "memory.events").get("oom_kill", 0),
-            pids_refused=_keyed(group / "pids.events").get("max", 0),
+            memory_bytes=_number(f"{group}/memory.current"),
+            memory_peak_bytes=_optional_number(f"{group}/memory.peak"),
+            cpu_s=_keyed(f"{group}/cpu.stat").get("usage_usec", 0) / 1e6,
+            pids=_number(f"{group}/pids.current"),
+            pids_peak=_optional_number(f"{group}/pids.peak"),
+            oom_kills=_keyed(f"{group}/memory.events").get("oom_kill", 0),
+            pids_refused=_keyed(f"{group}/pids.events").get("max", 0),
         )
 
 
@@ -333,7 +344,7 @@ async def _remove_tree(directory: Path, deadline_s: float) -> None:
         pause = min(pause * 2, 0.02)
 
 
-def _rmdir(directory: Path) -> None:
+def _rmdir(directory: Path | str) -> None:
     """Most groups have nothing below them, so that is tried first; the kernel says EBUSY for groups that have."""
     try:
         os.rmdir(directory)
@@ -347,7 +358,7 @@ def _rmdir(directory: Path) -> None:
                 os.rmdir(folder)
 
 
-def _text(path: Path) -> bytes:
+def _text(path: Path | str) -> bytes:
     # Plain system calls: read for every sandbox that ends, and Python's file objects cost more than the kernel does.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -356,17 +367,17 @@ def _text(path: Path) -> bytes:
         os.close(descriptor)
 
 
-def _number(path: Path) -> int:
+def _number(path: str) -> int:
     return int(_text(path))
 
 
-def _optional_number(path: Path) -> int | None:
+def _optional_number(path: str) -> int | None:
     try:
         return int(_text(path))
     except FileNotFoundError:
         return None
 
 
-def _keyed(path: Path) -> dict[str, int]:
+def _keyed(path: Path | str) -> dict[str, int]:
     pairs = (line.split() for line in _text(path).decode().splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}

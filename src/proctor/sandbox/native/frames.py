@@ -18,6 +18,7 @@ PAYLOAD_MAX: Final = 65_536
 WINDOW: Final = 262_144
 REQUEST_MAX: Final = 2 << 20
 ITEMS_MAX: Final = 32_768
+_FIRST_BUFFER: Final = 4096
 
 STDIN: Final = 0
 STDOUT: Final = 1
@@ -133,17 +134,27 @@ def exec_request(
 
 
 class FrameReader:
-    """Cuts a byte stream into frames, holding at most one frame and one read in memory."""
+    """Cuts a byte stream into frames, holding at most one frame and one read in memory.
+
+    Most sandboxes never say much, so the buffer is small until a read has filled it.
+    """
 
     def __init__(self, size: int = 4 * (HEADER.size + PAYLOAD_MAX)) -> None:
-        self._buffer = bytearray(size)
+        self._size = size
+        self._buffer = bytearray(min(size, _FIRST_BUFFER))
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
 
     def space(self) -> memoryview:
         """Where the next bytes of the stream go; never empty."""
-        if self._start:
+        if self._end == len(self._buffer) < self._size:
+            unread = self._view[self._start : self._end]
+            self._buffer = bytearray(self._size)
+            self._buffer[: len(unread)] = unread
+            self._view = memoryview(self._buffer)
+            self._start, self._end = 0, len(unread)
+        elif self._start:
             rest = self._end - self._start
             self._buffer[:rest] = self._buffer[self._start : self._end]
             self._start, self._end = 0, rest
