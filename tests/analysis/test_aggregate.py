@@ -132,6 +132,26 @@ def test_conditions_are_compared_with_plain_and_make_no_rate() -> None:
     assert (changed.plain, changed.changed, changed.change.point) == (1.0, 0.75, -0.25)
 
 
+def test_perturbed_input_is_another_version_of_the_same_task() -> None:
+    rows = [trial(f"t{number}") for number in range(6)]
+    rows += [trial(f"t{n}", "unresolved", condition="typos", task_digest=f"sha256:typos-{n}") for n in range(3)]
+    result = aggregate(frame(rows))
+    (changed,) = result.of("a").robustness
+    assert (changed.tasks, changed.unpaired, changed.change.point) == (3, 3, -1.0)
+    assert "3 tasks are versions of their own under typos" in changed.notes
+    assert not any("version" in note for note in result.notes)
+    assert result.of("a").tasks == 6
+
+
+def test_other_tasks_images_and_limits_are_pointed_out() -> None:
+    rows = [trial("t", image_digest="1", limits="{}"), trial("t", attempt=2, image_digest="2", limits="{}")]
+    rows += [trial("u", agent="b")]
+    notes = aggregate(frame(rows)).notes
+    assert any(note.startswith("the agents were not given the same tasks") for note in notes)
+    assert "1 tasks were run with more than one image: trials that differ in it are counted together" in notes
+    assert not any("limits" in note for note in notes)
+
+
 def test_an_agent_without_plain_trials_says_so() -> None:
     found = aggregate(frame([trial("t", condition="noisy")])).of("a")
     assert found.headline is None
@@ -291,5 +311,7 @@ def test_bad_options_and_frames_are_refused() -> None:
         aggregate(frame([trial("t")]), options=Options(level=95))
     with pytest.raises(ConfigError):
         aggregate(frame([trial("t")]), options=Options(weights={"mine": {"t": -1.0}}))
+    with pytest.raises(ConfigError, match="there is no task 'typo'"):
+        aggregate(frame([trial("t")]), options=Options(weights={"mine": {"t": 1.0, "typo": 1.0}}))
     with pytest.raises(ConfigError, match="the frame lacks score"):
         aggregate(frame([trial("t")]).drop("score"))

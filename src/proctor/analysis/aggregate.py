@@ -81,6 +81,9 @@ def aggregate(
     _check(options)
     reduced = reduce_trials(trials)
     suite, agents = reduced.suite, reduced.agents
+    for name, weights in options.weights.items():
+        if strangers := sorted(weights.keys() - set(suite.names)):
+            raise ConfigError(f"there is no task {strangers[0]!r}", field=f"weights.{name}")
     summaries = tuple(summarise(agent, suite, options, agents=len(agents)) for agent in agents)
     ranked = sorted((one for one in summaries if one.headline), key=_place)
     everything = [cells for agent in agents for cells in agent.conditions.values()]

@@ -14,7 +14,7 @@ from proctor.analysis.splits import HIDDEN, PUBLIC
 from proctor.common import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy as np
     import polars as pl
@@ -28,6 +28,7 @@ PLAIN = "plain"
 _AGENT = ["agent", "harness", "harness_version", "model"]
 _TASK = ["task", "task_digest"]
 _NEEDED = ["agent", "task", "condition", "outcome"]
+_SETTING = {"image_digest": "image", "limits": "set of limits"}
 _FACTS = ["split", "weight", "difficulty", "domain", "cluster"]
 
 
@@ -36,6 +37,8 @@ class Suite:
     """The tasks of a frame, ordered by name and digest. Codes index the names beside them; -1 is not known."""
 
     names: tuple[str, ...]
+    by_name: Codes
+    """Equal for the versions (digests) of one task: a perturbed task is another version of it."""
     digests: tuple[str, ...]
     clusters: Codes
     cluster_names: tuple[str, ...]
@@ -104,7 +107,22 @@ def reduce_trials(trials: pl.DataFrame | pl.LazyFrame) -> Reduced:
         raise ConfigError(f"the trials cannot be read: {str(error).splitlines()[0]}", field="trials") from error
     _refuse(checks.row(0, named=True), frame)
     suite, notes = _suite(tasks)
-    return Reduced(suite, tuple(_agents(cells, models, suite)), tuple(notes))
+    agents = tuple(_agents(cells, models, suite))
+    return Reduced(suite, agents, (*notes, *_cautions(agents, suite)))
+
+
+def _cautions(agents: Sequence[AgentCells], suite: Suite) -> Iterator[str]:
+    """What makes numbers of several versions, or of several agents, less comparable than they look."""
+    import numpy as np
+
+    plain = [agent.conditions[PLAIN].planned > 0 for agent in agents if PLAIN in agent.conditions]
+    if not plain:
+        return
+    asked = suite.by_name[np.logical_or.reduce(plain)]
+    if versions := len(asked) - len(set(asked.tolist())):
+        yield f"{versions} tasks occur in more than one version (digest); each version counts as a task"
+    if any((one != plain[0]).any() for one in plain):
+        yield "the agents were not given the same tasks: their rates are about different exams (compare pairs by task)"
 
 
 def _checks(frame: pl.LazyFrame) -> pl.LazyFrame:
@@ -174,7 +192,7 @@ def _tasks(frame: pl.LazyFrame) -> pl.LazyFrame:
 
     cluster = pl.col("cluster").fill_null(pl.col("task"))
     firsts = [pl.col(name).drop_nulls().first() for name in _FACTS if name != "cluster"]
-    differ = [(pl.col(name).min() != pl.col(name).max()).alias(f"differ {name}") for name in _FACTS]
+    differ = [(pl.col(name).min() != pl.col(name).max()).alias(f"differ {name}") for name in (*_FACTS, *_SETTING)]
     return (
         frame.with_columns(cluster)
         .group_by(_TASK)
@@ -199,9 +217,13 @@ def _suite(tasks: pl.DataFrame) -> tuple[Suite, list[str]]:
         for name in _FACTS
         if (differing := int(tasks[f"differ {name}"].sum() or 0))
     ]
+    notes += [
+        f"{differing} tasks were run with more than one {what}: trials that differ in it are counted together"
+        for name, what in _SETTING.items()
+        if (differing := int(tasks[f"differ {name}"].sum() or 0))
+    ]
     names = tasks["task"].to_list()
-    if versions := len(names) - len(set(names)):
-        notes.append(f"{versions} tasks occur in more than one version (digest); each version counts as a task")
+    name_codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
     cluster_names = sorted(set(tasks["cluster"].to_list()))
     index = {name: number for number, name in enumerate(cluster_names)}
     splits, difficulties, domains = (tuple(tasks[name].to_list()) for name in ("split", "difficulty", "domain"))
@@ -209,6 +231,7 @@ def _suite(tasks: pl.DataFrame) -> tuple[Suite, list[str]]:
     levels = {name: code for code, name in enumerate(sorted({name for name in difficulties if name is not None}))}
     suite = Suite(
         names=tuple(names),
+        by_name=np.array([name_codes[name] for name in names], dtype=np.int64),
         digests=tuple(tasks["task_digest"].to_list()),
         clusters=np.array([index[name] for name in tasks["cluster"].to_list()], dtype=np.int64),
         cluster_names=tuple(cluster_names),

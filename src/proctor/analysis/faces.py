@@ -67,7 +67,8 @@ class Front:
 class Change:
     """What a condition (perturbed input, fault profile, ablation) changes, paired within task: condition minus plain.
 
-    Only tasks with graded trials under both count; `unpaired` have them under one. `kept` is the rate under the
+    Tasks are paired by name (perturbed input is another version of the task). Only those with graded trials under both
+    count; `unpaired` have them under one. `kept` is the rate under the
     condition as a share of the plain one (None when that is 0).
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from proctor.analysis.cells import DIMENSIONS, PLAIN, Dimension
@@ -227,22 +227,28 @@ def _economy(cells: Cells, suite: Suite, graded: int, level: float) -> tuple[Cos
 
 
 def _robustness(agent: AgentCells, plain: Cells, suite: Suite, level: float) -> tuple[Change, ...]:
+    """Paired by the task's name: a perturbed task is the same task in another version."""
+    import numpy as np
+
+    first = np.unique(suite.by_name, return_index=True)[1]
+    before, before_won = (np.bincount(suite.by_name, weights=one) for one in (plain.graded, plain.resolved))
     changes = []
     for condition, cells in agent.conditions.items():
-        both = (cells.graded > 0) & (plain.graded > 0)
+        graded, won = (np.bincount(suite.by_name, weights=one) for one in (cells.graded, cells.resolved))
+        both = (graded > 0) & (before > 0)
         if condition == PLAIN or not both.any():
             continue
-        either = (cells.graded > 0) | (plain.graded > 0)
-        changes.append(
-            change(
-                condition,
-                plain.resolved[both] / plain.graded[both],
-                cells.resolved[both] / cells.graded[both],
-                suite.clusters[both],
-                unpaired=int((either & ~both).sum()),
-                level=level,
-            )
+        found = change(
+            condition,
+            before_won[both] / before[both],
+            won[both] / graded[both],
+            suite.clusters[first][both],
+            unpaired=int(((graded > 0) ^ (before > 0)).sum()),
+            level=level,
         )
+        if other := int(((cells.graded > 0) & (plain.graded == 0) & both[suite.by_name]).sum()):
+            found = replace(found, notes=(*found.notes, f"{other} tasks are versions of their own under {condition}"))
+        changes.append(found)
     return tuple(changes)
 
 
