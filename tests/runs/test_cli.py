@@ -50,6 +50,7 @@ def prepare_files(folder: Path) -> None:
         (["toys", "--agent", "null", "--split", "private"], 4, "no task is left"),
         (["toys", "--agent", "null", "--limit", "steps=none"], 4, "--limit steps"),
         (["toys", "--agent", "null", "--option", "x=1"], 4, "--option x"),
+        (["toys", "--agent", "null", "--condition", "a b"], 4, "not the name of a condition"),
         (
             ["toys", "--agent", "tool-loop", "--model", "m@http://127.0.0.1:1/v1", "--limit", "cost_usd=1"],
             5,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,13 +64,20 @@ def plan_request(request: Request) -> RunPlan:
         attempts=request.attempts,
         seed=request.seed,
         limits=parse_limits(request.limits),
-        condition=request.condition,
+        condition=_condition(request.condition),
         select=request.select,
         split=request.split,
         stop_when=request.stop_when,
         predictions=os.path.abspath(request.predictions) if request.predictions is not None else None,
         predictions_digest=digest,
     )
+
+
+def _condition(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", name):
+        remedy = "letters, digits, dot, underscore, plus and minus, at most 64"
+        raise ConfigError(f"{name!r} is not the name of a condition", field="--condition", remedy=remedy)
+    return name
 
 
 def plan_again(lock: RunLock) -> RunPlan:
