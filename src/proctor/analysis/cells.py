@@ -192,7 +192,12 @@ def _tasks(frame: pl.LazyFrame) -> pl.LazyFrame:
 
     cluster = pl.col("cluster").fill_null(pl.col("task"))
     firsts = [pl.col(name).drop_nulls().first() for name in _FACTS if name != "cluster"]
-    differ = [(pl.col(name).min() != pl.col(name).max()).alias(f"differ {name}") for name in (*_FACTS, *_SETTING)]
+    plain = pl.col("condition") == PLAIN
+    differ = [(pl.col(name).min() != pl.col(name).max()).alias(f"differ {name}") for name in _FACTS]
+    differ += [
+        (pl.col(name).filter(plain).min() != pl.col(name).filter(plain).max()).alias(f"differ {name}")
+        for name in _SETTING
+    ]
     return (
         frame.with_columns(cluster)
         .group_by(_TASK)

@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 SECTIONS = {
     "Who sits the exam": ("agents", "models", "options", "predictions"),
-    "What is asked": ("select", "split", "attempts", "seed", "limits", "stop_when"),
+    "What is asked": ("select", "split", "attempts", "seed", "limits", "condition", "stop_when"),
     "How it is run": ("concurrency", "output", "resume", "as_json"),
 }
 
@@ -60,6 +60,13 @@ class SectionedCommand(click.Command):
 @click.option("--task", "select", multiple=True, metavar="GLOB", help="Only the tasks whose name fits.")
 @click.option("--split", type=click.Choice(["public", "held_out", "private"]), help="Only the tasks of this split.")
 @click.option("--attempts", type=click.IntRange(1), default=1, show_default=True, help="Trials of an agent at a task.")
+@click.option(
+    "--condition",
+    default="plain",
+    show_default=True,
+    metavar="NAME",
+    help="The perturbation, fault profile or ablation that everything runs under. Reports pair it with plain.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="The trials' seeds are derived from it.")
 @click.option(
     "--limit",
