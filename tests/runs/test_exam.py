@@ -67,6 +67,7 @@ def test_the_oracle_resolves_and_null_does_not(home: Path, toys: Path, tmp_path:
     assert footprint(home) == NOTHING
     lock = load(RunLock, run_dir / "run.json")
     assert all(task.image_digest for task in lock.tasks)
+    assert [list(task.history) for task in lock.tasks] == [["/app"], ["/app"]], "looked at, and no repository there"
     verify_ledger(run_dir)
     trial = run_dir / "trials" / "alpha@oracle@1"
     result = load(TrialResult, trial / "result.json")

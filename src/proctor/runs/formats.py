@@ -83,6 +83,8 @@ class TaskLock(_Record):
     path: str
     image_ref: str | None = None
     image_digest: str | None = None
+    history: dict[str, str] = {}
+    """For each repository of the image that was looked at: what its git history was proved to hold, or `kept`."""
     split: str = "public"
     weight: float = 1.0
     difficulty: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,8 @@ class ImageFact:
 
     ref: str
     digest: str
+    history: Mapping[str, str] = field(default_factory=dict)
+    """Proofs that no future is in the git history, by the repository's path."""
 
 
 def make_lock(plan: RunPlan, images: Mapping[str, ImageFact]) -> RunLock:
@@ -59,6 +61,7 @@ def make_lock(plan: RunPlan, images: Mapping[str, ImageFact]) -> RunLock:
                 path=str(entry.task.path),
                 image_ref=images[entry.task.name].ref if entry.task.name in images else None,
                 image_digest=images[entry.task.name].digest if entry.task.name in images else None,
+                history=dict(images[entry.task.name].history) if entry.task.name in images else {},
                 split=entry.split,
                 weight=entry.weight,
                 difficulty=entry.task.difficulty,

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from proctor.sandbox.contract import Image
     from proctor.sandbox.images import Progress as ImageProgress
 
+HISTORY = "history:"
+"""The labels of an image in which `proctor.tasks.environment` proves the history of a repository, by its path."""
+
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
@@ -29,7 +32,14 @@ class Preparation:
     @property
     def images(self) -> dict[str, ImageFact]:
         """The images by task, as the lock names them."""
-        return {name: ImageFact(image.ref, image.digest) for name, image in self.rooms.items()}
+        return {name: _fact(image) for name, image in self.rooms.items()}
+
+
+def _fact(image: Image) -> ImageFact:
+    proofs = {
+        label.removeprefix(HISTORY): text for label, text in sorted(image.labels.items()) if label.startswith(HISTORY)
+    }
+    return ImageFact(image.ref, image.digest, proofs)
 
 
 async def prepare_all(plan: RunPlan, progress: Progress) -> Preparation:
