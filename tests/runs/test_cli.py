@@ -32,6 +32,10 @@ def prepare_files(folder: Path) -> None:
     (folder / "broken.jsonl").write_text('{"instance_id": "a", "model_patch": ""}\n{"instance_id": \n')
     (folder / "empty").mkdir()
     (folder / "keyed.toml").write_text('name = "m"\nbase_url = "http://127.0.0.1:1"\napi_key_env = "NO_SUCH_KEY"\n')
+    (folder / "none").mkdir()
+    (folder / "none" / "dataset.toml").write_text(
+        '[dataset]\nname = "none"\n[[unrunnable]]\nname = "one"\nreason = "no Python 2.7"\n'
+    )
     (folder / "bad-lock").mkdir()
     (folder / "bad-lock" / "run.json").write_text('{"version": 1, "surprise": true}')
 
@@ -48,6 +52,7 @@ def prepare_files(folder: Path) -> None:
         (["toys", "toys", "--agent", "null"], 4, "task 'toy' is given twice"),
         (["toys", "--agent", "null", "--task", "other"], 4, "no task is selected"),
         (["toys", "--agent", "null", "--split", "private"], 4, "no task is left"),
+        (["none", "--agent", "null"], 4, "one: no Python 2.7"),
         (["toys", "--agent", "null", "--limit", "steps=none"], 4, "--limit steps"),
         (["toys", "--agent", "null", "--option", "x=1"], 4, "--option x"),
         (["toys", "--agent", "null", "--condition", "a b"], 4, "not the name of a condition"),

@@ -139,8 +139,13 @@ def _plan(
     **rest: Any,
 ) -> RunPlan:
     entries = [entry for dataset in datasets for entry in dataset.entries if split is None or entry.split == split]
+    unrunnable = tuple(task for dataset in datasets for task in dataset.unrunnable)
     if not entries:
         where = ", ".join(str(dataset.path) for dataset in datasets)
+        if unrunnable:
+            reasons = "; ".join(f"{task.name}: {task.reason}" for task in unrunnable)
+            raise ConfigError(f"none of its {len(unrunnable)} tasks can be run here: {reasons}", field=where,
+                              remedy="give each what its reason says it lacks")  # fmt: skip
         raise ConfigError("no task is left to run", field=where, remedy="check --task and --split")
     check_unique([entry.task.name for entry in entries], "task")
     check_unique([agent.label for agent in agents], "agent")
@@ -152,7 +157,7 @@ def _plan(
         sources=tuple(str(dataset.path) for dataset in datasets),
         entries=tuple(entries),
         agents=tuple(agents),
-        unrunnable=tuple(task for dataset in datasets for task in dataset.unrunnable),
+        unrunnable=unrunnable,
         options={"select": list(select), "split": split} | ({"stop_when": stop_when} if stop_when else {}),
         **rest,
     )
