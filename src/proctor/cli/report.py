@@ -14,7 +14,8 @@ _FORMS = ["html", "md", "json", "csv", "parquet", "junit"]
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where to write. Default: report.html.")
 @click.option("--format", "form", type=click.Choice(_FORMS), help="Default: by the name of the output, else html.")
 @click.option("--trials", type=click.Choice(["auto", "none", "embed", "beside"]), default="auto", show_default=True,
-              help="Each trial's story: in the page, in a folder beside it, or left out. auto: in the page up to 150.")  # fmt: skip
+              help="The story of each trial: in the page, in a folder beside it, or none. "
+              "auto: in the page, up to 150 trials.")  # fmt: skip
 @click.option("--baseline", metavar="AGENT", help="The agent that the others are compared with. Default: the first.")
 @click.option("--title", help="Default: the dataset's name and version.")
 @click.option("--level", type=float, default=0.95, show_default=True, help="Of all intervals.")

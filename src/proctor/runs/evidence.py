@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import BaseModel
 
 from proctor.analysis.frame import GRADED
 from proctor.analysis.report.model import FindingCount, Trust
@@ -20,9 +21,11 @@ from proctor.runs.story import TrialView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from proctor.analysis.aggregate import Aggregate
 
+_File = TypeVar("_File", bound=BaseModel)
 MANY_EXCLUDED = 0.05
 """Above this share of excluded trials the numbers carry a reservation."""
 _SEVERITIES = ("disqualify", "review", "note")
@@ -40,21 +43,20 @@ def record_digests(directory: Path) -> dict[str, str]:
 
 def read_record(directory: Path, digest: str | None) -> TrialView:
     """The record of one trial. Raises ConfigError naming the file that cannot be read."""
-
-    def optional(kind: type, name: str):  # type: ignore[no-untyped-def] # noqa: ANN202
-        path = directory / name
-        return load(kind, path) if path.exists() else None
-
     return TrialView(
         directory=directory,
         result=load(TrialResult, directory / "result.json"),
         trajectory=read_trajectory(directory / "trajectory.json"),
-        grade=optional(GradeFile, "grade.json"),
+        grade=_optional(GradeFile, directory / "grade.json"),
         findings=load(FindingsFile, directory / "findings.json"),
         receipts=load(ReceiptFile, directory / "receipt.json"),
-        diff=optional(DiffFile, "diff.json"),
+        diff=_optional(DiffFile, directory / "diff.json"),
         intact=digest_tree(directory) == digest if digest else None,
     )
+
+
+def _optional(kind: type[_File], path: Path) -> _File | None:
+    return load(kind, path) if path.exists() else None
 
 
 @dataclass(slots=True)
@@ -107,8 +109,8 @@ class Evidence:
         statement = {
             "broken": "These numbers cannot be trusted: what they are made from was changed or is damaged.",
             "reservations": "These numbers can be used with the reservations below.",
-            "sound": f"Every ledger is whole, all {self.records:,} records are as they were committed, and everything that "
-            "was graded was graded in a clean room that the candidate never saw.",
+            "sound": f"Every ledger is whole, all {self.records:,} records are as they were committed, and everything "
+            "that was graded was graded in a clean room that the candidate never saw.",
         }[standing]
         kinds = sorted(self.kinds.items(), key=lambda item: (_SEVERITIES.index(item[0][0]), -item[1], item[0][1]))
         return Trust(
@@ -144,7 +146,7 @@ class Evidence:
             yield f"{unknown:,} records have no digest in a ledger."
         if self.in_place:
             yield (
-                f"{self.in_place:,} trials were graded in the candidate's own room, where it may have left something behind."
+                f"{self.in_place:,} trials were graded in the candidate's own room, where it may have left something."
             )
         for network, count in self.networks.items():
             if network == "open":

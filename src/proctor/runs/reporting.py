@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 from proctor.analysis.aggregate import Options, aggregate
 from proctor.analysis.report.matrix import build_matrix
 from proctor.analysis.report.model import Mark, Matrix, MatrixRow, Report, Story
-from proctor.common import ConfigError, RefusedError, atomic_write
+from proctor.common import ConfigError, atomic_write
+from proctor.runs.conclusions import conclude
 from proctor.runs.evidence import Evidence, read_record, record_digests, unreadable
 from proctor.runs.formats import RunLock, load
 from proctor.runs.frame import load_trials, save_trials
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
     import polars as pl
 
     from proctor.analysis.aggregate import Aggregate
-    from proctor.analysis.comparison import Comparison
 
 Pages = Literal["auto", "none", "embed", "beside"]
 Form = Literal["html", "md", "json", "csv", "parquet", "junit"]
 SUFFIXES: Mapping[str, Form] = {
-    ".html": "html", ".htm": "html", ".md": "md", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".xml": "junit",
+    ".html": "html", ".htm": "html", ".md": "md", ".json": "json", ".csv": "csv", ".parquet": "parquet",
+    ".xml": "junit",
 }  # fmt: skip
 EMBEDDED_TRIALS = 150
 """With `auto`, trials are told inside the report up to this many."""
@@ -82,7 +83,8 @@ def write_report(request: Request) -> Written:
     matrix = build_matrix(trials, result)
     pages = _Pages.plan(request, matrix)
     evidence = _read_records(trials, request.paths, pages)
-    comparison, absent = _compare(trials, result, request)
+    said = conclude(trials, result, request.baseline, request.options)
+    absent = dict(said.absent)
     if pages.untold:
         absent["trials"] = f"{pages.untold:,} trials are not told here, because the page would get too large."
     report = Report(
@@ -91,7 +93,9 @@ def write_report(request: Request) -> Written:
         aggregate=result,
         trust=evidence.trust(result),
         matrix=pages.marked(matrix),
-        comparison=comparison,
+        comparison=said.comparison,
+        drift=said.drift,
+        crossed=said.crossed,
         absent=absent,
     )
     _write(report, request, pages)
@@ -210,40 +214,6 @@ def _read_records(trials: pl.LazyFrame, paths: Sequence[Path], pages: _Pages) ->
         if pages.wanted and number is not None:
             pages.tell(retell(trial, length), number)
     return evidence
-
-
-def _compare(trials: pl.LazyFrame, result: Aggregate, request: Request) -> tuple[Comparison | None, dict[str, str]]:
-    """Every agent against the baseline, under the condition `plain`; or why that cannot be said."""
-    import polars as pl
-
-    from proctor.analysis.claims import Terms, compare
-    from proctor.analysis.report.matrix import agent_names
-
-    agents = [one.agent for one in result.summaries if one.graded]
-    if request.baseline is not None:
-        if request.baseline not in agents:
-            raise ConfigError(f"no agent with a graded trial is called {request.baseline!r}", field="--baseline",
-                              remedy=f"there are {', '.join(agents) or 'none'}")  # fmt: skip
-        agents = [request.baseline, *(agent for agent in agents if agent != request.baseline)]
-    if len(agents) < 2:
-        return None, {"comparison": "There are not two agents with graded trials to compare."}
-    names = agent_names(trials, result)
-    plain = trials.filter(pl.col("condition") == "plain").drop("record", "detail").collect()
-    sides: dict[str, pl.DataFrame] = {}
-    for agent in agents:
-        mine = [identity for identity, name in names.items() if name == agent]
-        keep = pl.any_horizontal(
-            pl.all_horizontal(pl.col(column).eq_missing(value)
-                              for column, value in zip(("agent", "harness", "harness_version", "model"), identity, strict=True))
-            for identity in mine
-        )  # fmt: skip
-        sides[agent] = plain.filter(keep).with_columns(record=pl.lit(None, pl.String), detail=pl.lit(None, pl.String))
-    options = request.options
-    try:
-        terms = Terms(level=options.level, seed=options.seed)
-        return compare(sides, terms, inputs={one.name: one.digest for one in result.provenance.inputs}), {}
-    except RefusedError as error:
-        return None, {"comparison": f"The agents cannot be compared: {error.line()}."}
 
 
 def _title(paths: Sequence[Path]) -> str:

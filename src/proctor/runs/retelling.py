@@ -34,7 +34,7 @@ class Length:
 
 SHORT = Length(head=25, tail=10, width=500, first_steps=40, last_steps=20, listed=40)
 """For trials inside the report itself."""
-_MARKS = {"added": "+", "modified": "~", "deleted": "−"}
+_MARKS = {"added": "+", "modified": "~", "deleted": "-"}
 
 
 def retell(trial: TrialView, length: Length) -> Story:

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from proctor.analysis.aggregate import Aggregate
+    from proctor.analysis.cells import Dimension
     from proctor.analysis.faces import Cost, Front
     from proctor.analysis.report.model import Report
-    from proctor.analysis.summaries import Dimension, Group, Summary
+    from proctor.analysis.summaries import Group, Summary
 
 MOST_LINES = 8
 """A figure with more agents than this cannot be read; it shows the best ones, the table beside it all."""
@@ -102,22 +103,24 @@ def economy(report: Report) -> Section:
     known = [measure for measure in MEASURES
              if any(cost.measure == measure and cost.total != 0 and cost.known for one in result.summaries
                     for cost in one.economy)]  # fmt: skip
-    rows = []
-    for colour, one in enumerate(result.summaries):
-        costs = {cost.measure: cost for cost in one.economy}
-        rows.append((Named(one.agent, colour), *(_cost(costs.get(measure), measure) for measure in known)))  # type: ignore[call-overload]
+    rows = tuple(
+        (Named(one.agent, colour), *(_cost(one.economy, measure) for measure in known))
+        for colour, one in enumerate(result.summaries)
+    )
     if known:
         columns = (Column("agent"), *(Column(MEASURES[measure], "number") for measure in known))
         note = (
-            "First line: for each resolved task, with all that failures cost. Second line: for each trial. In brackets: the "
-            f"{result.provenance.level * 100:g} % interval; ∞ where the data cannot exclude that nothing is ever resolved."
+            "First line: for each resolved task, with all that failures cost. Second line: for each trial. In "
+            f"brackets: the {result.provenance.level * 100:g} % interval; ∞ where the data cannot exclude it."
         )
-        parts.append(Table("What a success costs", columns, tuple(rows), note))
+        parts.append(Table("What a success costs", columns, rows, note))
     for front in result.fronts:
-        beaten = [point for point in front.points if point.dominated_by]
-        for point in beaten:
-            parts.append(Note(f"By {MEASURES[front.measure]}: {point.dominated_by} resolves no less than {point.agent} and "
-                              f"costs no more."))  # fmt: skip
+        name = MEASURES[front.measure]
+        parts += [
+            Note(f"By {name}: {point.dominated_by} resolves no less than {point.agent} and costs no more.")
+            for point in front.points
+            if point.dominated_by
+        ]
         if front.missing:
             parts.append(Note(f"By {MEASURES[front.measure]}: unknown for {', '.join(front.missing)}."))
     if not parts:
@@ -146,7 +149,8 @@ def _front_figure(result: Aggregate, front: Front) -> Figure:
     return Figure(picture, f"Up and to the left is better. On the front by {name}: {on}.")
 
 
-def _cost(cost: Cost | None, measure: str) -> object:
+def _cost(economy: Sequence[Cost], measure: str) -> object:
+    cost = next((one for one in economy if one.measure == measure), None)
     if cost is None or not cost.known:
         return "unknown"
     won, each = cost.per_resolved, cost.per_trial
@@ -157,7 +161,7 @@ def _cost(cost: Cost | None, measure: str) -> object:
 
 
 def _range(low: float, high: float, measure: str) -> str:
-    return f"{amount(low, measure)} – {'∞' if math.isinf(high) else amount(high, measure)}"
+    return f"{amount(low, measure)} to {'∞' if math.isinf(high) else amount(high, measure)}"
 
 
 def groups(report: Report) -> Section:
@@ -194,10 +198,11 @@ def _group_table(
                 first,
                 Named(agent, colour),
                 interval_bar(group.rate.point, group.rate.low, group.rate.high, colour=colour),
-                Two(percent(group.rate.point), span(group.rate)),
+                f"{percent(group.rate.point)} ({span(group.rate)})",
                 f"{group.resolved:,} of {group.graded:,}",
             ))  # fmt: skip
-    columns = (Column(dimension), Column("agent"), Column("rate", "picture", RATE_AXIS), Column("success rate", "number"),
+    columns = (Column(dimension), Column("agent"), Column("rate", "picture", RATE_AXIS),
+               Column("success rate", "number"),
                Column("resolved", "number"))  # fmt: skip
     note = "A task with several capabilities counts in each of them." if dimension == "capability" else ""
     return Table(title, columns, tuple(rows), note)
@@ -262,6 +267,7 @@ def _gaps(summaries: Sequence[Summary]) -> Iterator[Table | Note]:
         )
         for one, gap in found
     )
-    columns = (Column("agent"), Column("public", "number"), Column("held out", "number"), Column("gap in points", "number"),
+    columns = (Column("agent"), Column("public", "number"), Column("held out", "number"),
+               Column("gap in points", "number"),
                Column("alarm"))  # fmt: skip
     yield Table("Public against held-out tasks", columns, rows, f"Rule: {found[0][1].rule}.")

@@ -27,6 +27,7 @@ def after_matrix(report: Report) -> list[Section]:
         agents.economy(report),
         agents.groups(report),
         agents.holds(report),
+        closing.crossed(report),
         closing.causes(report),
         closing.drift(report),
         closing.provenance(report),

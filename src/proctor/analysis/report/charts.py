@@ -46,11 +46,13 @@ def symmetric(values: Iterable[float | None]) -> Scale:
 
 
 def nice(value: float) -> float:
-    """The smallest of 1, 2, 2.5, 5 x 10^n that is not below `value`."""
+    """The smallest round number that is not below `value`."""
     if value <= 0 or not math.isfinite(value):
         return 0.0
     unit = 10.0 ** math.floor(math.log10(value))
-    return next((step * unit for step in (1, 2, 2.5, 5) if step * unit >= value * (1 - 1e-9)), 10 * unit)
+    return next(
+        (step * unit for step in (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8) if step * unit >= value * (1 - 1e-9)), 10 * unit
+    )
 
 
 def element(name: str, *inner: Markup | str, **attributes: object) -> Markup:
@@ -168,9 +170,10 @@ def scatter(title: str, description: str, spots: Sequence[Spot], x_label: str) -
     end = nice(min(max(finite, default=1.0), 2.5 * max((spot.x[0] for spot in spots), default=1.0))) or 1.0
     scale = Scale(0.0, end)
     parts: list[Markup] = [*_rate_grid()]
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        parts.append(element("text", short(end * share), x=f"{100 * share:g}%", y=_HEIGHT + 18, text_anchor="middle",
-                             class_="label"))  # fmt: skip
+    parts += [
+        element("text", short(end * share), x=f"{100 * share:g}%", y=_HEIGHT + 18, text_anchor="middle", class_="label")
+        for share in (0.0, 0.25, 0.5, 0.75, 1.0)
+    ]
     parts.append(element("text", x_label, x="50%", y=_HEIGHT + 38, text_anchor="middle", class_="label"))
     taken: list[float] = []
     for spot in sorted(spots, key=lambda one: -one.y[0]):

@@ -22,9 +22,9 @@ def render_junit(trials: pl.LazyFrame) -> str:
     """All trials as one JUnit document."""
     columns = ["run_id", "trial_id", "task", "agent", "attempt", "outcome", "detail", "stop", "wall_s", "condition"]
     frame = trials.select(columns).collect()
-    root = ElementTree.Element("testsuites", name="proctor", **_totals(frame))
+    root = ElementTree.Element("testsuites", {"name": "proctor", **_totals(frame)})
     for (agent,), rows in frame.partition_by("agent", as_dict=True, maintain_order=True).items():
-        suite = ElementTree.SubElement(root, "testsuite", name=visible(str(agent)), **_totals(rows))
+        suite = ElementTree.SubElement(root, "testsuite", {"name": visible(str(agent)), **_totals(rows)})
         for row in rows.sort("task", "run_id", "attempt").iter_rows(named=True):
             _case(suite, row)
     ElementTree.indent(root, space=" ")

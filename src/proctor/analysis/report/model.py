@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from proctor.analysis.aggregate import Aggregate
     from proctor.analysis.comparison import Comparison
+    from proctor.analysis.crossed import Crossed
+    from proctor.analysis.drift import Drift
 
 Standing = Literal["sound", "reservations", "broken"]
 Tone = Literal["good", "bad", "warn", "info", "quiet"]
@@ -150,16 +152,6 @@ class Story:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """A number with its interval as text, and as a picture when `low` is there."""
-
-    text: str
-    point: float | None = None
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """Everything. `title` and `lead` name the exam; `absent` says which parts are not there and why."""
 
@@ -171,6 +163,7 @@ class Report:
     comparison: Comparison | None = None
     causes: Causes | None = None
     drift: Drift | None = None
+    crossed: Crossed | None = None
     absent: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -202,29 +195,3 @@ class Causes:
     signals: tuple[CauseSignal, ...]
     looked: int
     statement: str
-
-
-@dataclass(frozen=True, slots=True)
-class DriftMeasure:
-    """One measure of behaviour in two versions; `change` is a difference or a ratio, as `text` says."""
-
-    name: str
-    before: str
-    after: str
-    text: str
-    point: float | None
-    low: float | None
-    high: float | None
-    p: float | None
-    drifted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """Behaviour of two agents within task."""
-
-    baseline: str
-    contender: str
-    statement: str
-    measures: tuple[DriftMeasure, ...]
-    novelties: tuple[str, ...]

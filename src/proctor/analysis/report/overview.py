@@ -38,7 +38,7 @@ WORDS: dict[str, Tone] = {"better": "good", "worse": "bad", "not distinguishable
 def headline(report: Report) -> Section:
     """Every agent with its rate, interval and denominators."""
     result = report.aggregate
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for colour, summary in enumerate(result.summaries):
         who = " · ".join(
             part for part in (f"{summary.harness} {summary.harness_version}".strip(), summary.model) if part
@@ -78,12 +78,15 @@ def _said(report: Report) -> Iterator[tuple[str, Tone]]:
     for summary in report.aggregate.summaries:
         if summary.excluded and summary.worst is not None and summary.best is not None:
             yield (
-                f"{summary.agent}: if all excluded trials had failed, the rate would be {percent(summary.worst)}; if all "
-                f"had been resolved, {percent(summary.best)}.",
+                f"{summary.agent}: if all excluded trials had failed, the rate would be {percent(summary.worst)}; "
+                f"if all had been resolved, {percent(summary.best)}.",
                 "warn",
             )
-        for note in summary.notes:
-            yield f"{summary.agent}: {note}.", "quiet"
+    notes = [(note, one.agent) for one in report.aggregate.summaries for note in one.notes]
+    for line in dict.fromkeys(note for note, _ in notes):
+        who = [agent for note, agent in notes if note == line]
+        everyone = len(who) == len(report.aggregate.summaries) > 1
+        yield f"{'All agents' if everyone else ', '.join(who)}: {line}.", "quiet"
     for note in report.aggregate.notes:
         yield f"{note[:1].upper()}{note[1:]}.", "warn"
 
@@ -182,8 +185,8 @@ def comparison(report: Report) -> Section:
             "nothing at this size" if claim.mde is None else f"{100 * claim.mde:.1f}",
         ))  # fmt: skip
     note = (
-        f"Paired by task; positive is in favour of the contender. “Detectable” is the smallest difference, in points, that "
-        f"a comparison of this size finds with {found.power * 100:g} % power."
+        f'Paired by task; positive is in favour of the contender. "Detectable" is the smallest difference, in points, '
+        f"that a comparison of this size finds with {found.power * 100:g} % power."
     )
     table = Table("Differences in score, contender minus baseline", columns, tuple(rows), note)
     return Section("comparison", "Comparison", (table, *_details(found)))
@@ -194,23 +197,23 @@ def _details(found: Comparison) -> Iterator[Note | Table]:
     for claim in found.claims:
         for test in claim.tests:
             mark = " (decides)" if test.primary else ""
-            rows.append((f"{claim.contender} − {claim.baseline}", f"{test.formula}{mark}", probability(test.p)))
+            rows.append((f"{claim.contender} - {claim.baseline}", f"{test.formula}{mark}", probability(test.p)))
     columns = (Column("comparison"), Column("test"), Column("p", "number"))
     yield Table("Every test, and which one decides", columns, tuple(rows))
     for claim in found.claims:
         if claim.word == "not distinguishable" and claim.needed is not None:
             yield Note(_needed(claim), "info")
         for note in claim.notes:
-            yield Note(f"{claim.contender} − {claim.baseline}: {note}.")
+            yield Note(f"{claim.contender} - {claim.baseline}: {note}.")
     for note in found.notes:
         yield Note(f"{note}.")
 
 
 def _needed(claim: Claim) -> str:
     assert claim.needed is not None
-    designs = " or ".join(f"{counted(one.tasks, 'task')} × {counted(one.attempts, 'attempt')}"
+    designs = " or ".join(f"{counted(one.tasks, 'task')} x {counted(one.attempts, 'attempt')}"
                           for one in claim.needed.designs)  # fmt: skip
     return (
-        f"To tell {claim.contender} from {claim.baseline} when they differ by {100 * claim.needed.effect:.1f} points, with "
-        f"{claim.needed.power * 100:g} % power: {designs}."
+        f"To tell {claim.contender} from {claim.baseline} when they differ by {100 * claim.needed.effect:.1f} points, "
+        f"with {claim.needed.power * 100:g} % power: {designs}."
     )

@@ -19,16 +19,15 @@ from markupsafe import Markup
 
 from proctor.analysis.report.assemble import after_matrix, before_matrix
 from proctor.analysis.report.charts import COLOURS, element
-from proctor.analysis.report.model import Mark
-from proctor.analysis.report.sections import Badge, Figure, Links, Named, Note, Table, Two
+from proctor.analysis.report.sections import Badge, Figure, Links, Named, Table, Two
 from proctor.common.text import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import jinja2
 
-    from proctor.analysis.report.model import Report, Story
+    from proctor.analysis.report.model import Mark, Report, Story
 
 MARKS = {
     "resolved": ("✓", "resolved"),
@@ -37,7 +36,7 @@ MARKS = {
     "disqualified": ("D", "disqualified"),
     "infra_error": ("I", "infrastructure error"),
     "verifier_error": ("V", "verifier error"),
-    "cancelled": ("–", "cancelled"),
+    "cancelled": ("-", "cancelled"),
     "planned": ("·", "not run"),
 }
 """Outcome -> its mark and its words."""
@@ -75,13 +74,13 @@ def render_page(report: Report, trials: Trials) -> str:
         legend=[(name, *MARKS[name]) for name in report.matrix.outcomes],
         marks=marks,
         trials=trials,
-        **_assets(),
+        **_assets(whole=True),
     )
 
 
 def render_trial(story: Story, back: str) -> str:
     """The page of one trial, with a link `back` to the report."""
-    return _environment().get_template("trial.html.j2").render(story=story, back=quote(back), **_assets())
+    return _environment().get_template("trial.html.j2").render(story=story, back=quote(back), **_assets(whole=False))
 
 
 @functools.cache
@@ -97,15 +96,13 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.globals.update(marks_of=MARKS, symbol=symbol)
-    tests: dict[str, type] = {"a_table": Table, "a_figure": Figure, "a_note": Note, "two": Two, "badge": Badge,
-                              "links": Links, "named": Named}  # fmt: skip
-    for name, kind in tests.items():
-        environment.tests[name] = functools.partial(_is, kind)
+    kinds = {"a_table": Table, "a_figure": Figure, "two": Two, "badge": Badge, "links": Links, "named": Named}
+    environment.tests.update({name: _is(kind) for name, kind in kinds.items()})
     return environment
 
 
-def _is(kind: type, value: object) -> bool:
-    return isinstance(value, kind)
+def _is(kind: type) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, kind)
 
 
 def _shown(value: Any) -> Any:
@@ -146,8 +143,10 @@ def _matrix_rows(report: Report, trials: Trials) -> Iterator[Markup]:
 
 
 @functools.cache
-def _assets() -> dict[str, Any]:
-    style, script = (_asset(name) for name in ("report.css", "report.js"))
+def _assets(*, whole: bool) -> dict[str, Any]:
+    """Style and script with their digests; a page of a trial has the common style only, since there may be many."""
+    style = _asset("page.css") + (_asset("report.css") if whole else "")
+    script = _asset("report.js") if whole else ""
     return {"style": Markup(style), "script": Markup(script),
             "style_digest": _csp_digest(style), "script_digest": _csp_digest(script)}  # fmt: skip
 

@@ -73,6 +73,30 @@ class Table:
     rows: tuple[tuple[object, ...], ...]
     note: str = ""
 
+    @property
+    def pictured(self) -> bool:
+        """It has a column of pictures, which wants all the width there is."""
+        return any(column.kind == "picture" for column in self.columns)
+
+    @property
+    def stacks(self) -> bool:
+        """It is too wide for a phone, where each row is shown as a card."""
+        return len(self.columns) > 3
+
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """For each row how many rows its first cell heads: 0 where the row above has the same one."""
+        spans: list[int] = []
+        start = 0
+        for number, row in enumerate(self.rows):
+            if number and row[0] == self.rows[number - 1][0]:
+                spans[start] += 1
+                spans.append(0)
+            else:
+                start = number
+                spans.append(1)
+        return tuple(spans)
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -108,7 +132,7 @@ def percent(value: float | None) -> str:
 
 def points(value: float) -> str:
     """A difference of rates in percentage points: 0.05 as `+5.0`."""
-    return f"{100 * value:+.1f}".replace("-", "−")
+    return f"{100 * value:+.1f}"
 
 
 def span(interval: Interval | None) -> str:
@@ -127,7 +151,9 @@ def amount(value: float | None, measure: str) -> str:
         return "unknown"
     if measure == "cost_usd":
         return f"${value:.4f}" if abs(value) < 1 else f"${short(value)}"
-    return f"{short(value)} s" if measure.endswith("_s") else short(value)
+    if measure.endswith("_s"):
+        return f"{value * 1000:.3g} ms" if value < 1 else f"{short(value)} s"
+    return short(value)
 
 
 def probability(p: float) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def write_csv(trials: pl.LazyFrame, path: Path) -> None:
     """One row for each planned trial; lists are joined by spaces, unknown is empty.
 
-    A text that a spreadsheet would take for a formula gets an apostrophe before it: names and details come from records.
+    A text that a spreadsheet would take for a formula gets an apostrophe before it: names and details are from records.
     """
     import polars as pl
     import polars.selectors as cs
@@ -40,7 +40,8 @@ def render_json(report: Report) -> str:
         "comparison": report.comparison.as_json() if report.comparison is not None else None,
         "matrix": as_json(report.matrix),
         "causes": as_json(report.causes),
-        "drift": as_json(report.drift),
+        "drift": report.drift.as_json() if report.drift is not None else None,
+        "crossed": report.crossed.as_json() if report.crossed is not None else None,
         "absent": as_json(report.absent),
     }
     return json.dumps(document, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
