@@ -112,7 +112,7 @@ def test_a_harness_in_two_versions_is_two() -> None:
 
 
 def test_two_configurations_of_the_same_are_refused() -> None:
-    rows = worked().to_dicts() + [trial("task-00", agent="tuned", attempt=2, model="m1", harness="h0")]
+    rows = [*worked().to_dicts(), trial("task-00", agent="tuned", attempt=2, model="m1", harness="h0")]
     with pytest.raises(RefusedError, match="both m1 in h0"):
         crossed(frame(rows))
 

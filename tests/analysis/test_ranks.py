@@ -61,7 +61,8 @@ def test_of_any_systems(rows: list[list[float]]) -> None:
     assert sum(one.rank for one in found.systems) == pytest.approx(len(rows) * (len(rows) + 1) / 2)
     assert sum(one.expected for one in found.systems) == pytest.approx(len(rows) * (len(rows) + 1) / 2)
     for one in found.systems:
-        assert 1 <= one.low <= one.expected + (len(rows) - 1) and one.low <= one.high <= len(rows)
+        assert 1 <= one.low <= one.expected + (len(rows) - 1)
+        assert one.low <= one.high <= len(rows)
 
 
 def test_equal_systems_share_everything() -> None:
