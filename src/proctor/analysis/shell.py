@@ -74,10 +74,10 @@ def read_shell(text: str) -> Shell:
         writes += targets
         words = _unwrapped(_without_redirections(words))
         kind: Kind = "write" if targets else "read"
-        if words:
-            program = _program(words)
-            programs[program] = None
-            kind = max(kind, _kind(program.split()[0], words), key=_ORDER.index)
+        if words and words[0].strip("/ \t"):
+            name = _name(words[0])
+            programs[_program(name, words)] = None
+            kind = max(kind, _kind(name, words), key=_ORDER.index)
         kinds.append(kind)
         checked = kind in ("run", "verify") or (checked and kind == "read")
     heaviest: Kind = max(kinds, key=_ORDER.index, default="read")
@@ -155,9 +155,14 @@ def _unwrapped(words: list[str]) -> list[str]:
     return words
 
 
-def _program(words: list[str]) -> str:
-    name = posixpath.basename(words[0])
-    if re.fullmatch(r"python[\d.]*|pypy[\d.]*", name):
+def _name(word: str) -> str:
+    """The program's name without its folder; every Python is `python`."""
+    name = posixpath.basename(word.rstrip("/"))
+    return "python" if re.fullmatch(r"(python|pypy)[\d.]*", name) else name
+
+
+def _program(name: str, words: list[str]) -> str:
+    if name == "python":
         module = words[words.index("-m") + 1] if "-m" in words[:-1] else None
         return f"python -m {module}" if module else "python"
     if name in _TESTING or name in _INSTALLERS or name in ("git", "docker", "kubectl"):
