@@ -352,6 +352,21 @@ def test_under_the_null_with_clustered_tasks_a_word_is_wrong_at_most_one_time_in
 
 
 @pytest.mark.slow
+def test_many_small_losses_against_a_rare_large_gain_earn_no_word() -> None:
+    """Equal means, far from symmetric: sign-flip by itself is wrong nearly one time in five."""
+    random, rounds = np.random.default_rng(3), 500
+    words = flips = 0
+    for _ in range(rounds):
+        a = make_trials("a", {f"t{i}": [0.5] for i in range(30)})
+        b = make_trials("b", {f"t{i}": [1.0 if random.random() < 0.1 else 0.4 / 0.9] for i in range(30)})
+        found = claim(a, b, Terms(draws=1000, resamples=50))
+        words += found.word != "not distinguishable"
+        flips += found.p <= 0.05
+    assert words / rounds <= 0.05 + 1.96 * (0.05 * 0.95 / rounds) ** 0.5
+    assert flips / rounds > 0.10
+
+
+@pytest.mark.slow
 def test_under_the_null_with_three_agents_holm_keeps_the_level_of_all_claims_together() -> None:
     random, rounds = np.random.default_rng(5), 500
     wrong = 0

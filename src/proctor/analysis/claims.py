@@ -183,7 +183,7 @@ class Analysis:
         """Everything put together, with the word that was earned."""
         pairs, terms, interval = self.pairs, self.terms, self.interval()
         word: Word = "not distinguishable"
-        if p_adjusted <= terms.alpha and interval.point != 0:
+        if p_adjusted <= terms.alpha and (interval.low > 0 or interval.high < 0):
             word = "better" if interval.point > 0 else "worse"
         detectable = self.detectable()
         counts = pairs.discordance
@@ -212,7 +212,7 @@ class Analysis:
             power=terms.power,
             word=word,
             needed=self._needed() if word == "not distinguishable" else None,
-            notes=tuple(self._notes(word, detectable)),
+            notes=tuple(self._notes(word, detectable, significant=p_adjusted <= terms.alpha)),
             e_value=self.e_value,
             posterior_better=posterior,
         )
@@ -252,7 +252,7 @@ class Analysis:
             designs.append(Design(max(least, math.ceil(wanted)), attempts))
         return Needed(effect, self.terms.power, self.alpha, tuple(designs), "paired-normal-power")
 
-    def _notes(self, word: Word, detectable: float | None) -> list[str]:
+    def _notes(self, word: Word, detectable: float | None, *, significant: bool) -> list[str]:
         """What a reader has to know to not be misled."""
         notes, units = [], self.estimate.units
         kind = "clusters" if self.pairs.clustered else "tasks"
@@ -261,6 +261,9 @@ class Analysis:
                          f"at least {units_needed(self.alpha)} are needed")  # fmt: skip
         elif self.pairs.clustered and units < FEW_CLUSTERS:
             notes.append(f"only {units} clusters: their variance is hardly known, and the interval is wide for it")
+        if significant and word == "not distinguishable":
+            notes.append("the test would say so, but the interval holds zero: many small differences one way may hide "
+                         "a few large ones the other way")  # fmt: skip
         if self.estimate.error == 0:
             notes.append("every task differs by the same amount; the interval allows for what so few tasks do not show")
         if word != "not distinguishable" and detectable is not None and abs(self.estimate.point) < detectable:

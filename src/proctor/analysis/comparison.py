@@ -90,7 +90,8 @@ class Discordance:
 class Claim:
     """One contender against the baseline, paired by task.
 
-    `word` is `better` or `worse` only when `p_adjusted <= alpha`; then it speaks of the contender. `mde` is the
+    `word` is `better` or `worse` only when `p_adjusted <= alpha` and the interval does not hold zero; it speaks of the
+    contender. `mde` is the
     smallest difference that a comparison of this size would find with the stated power; absent when no result of this
     size could be significant. `worst` and `best` are the differences if every trial without a score had gone against
     the contender, or for it.
