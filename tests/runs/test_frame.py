@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -14,7 +15,8 @@ from tests.runs.conftest import DeskExaminer, make_plan
 
 from proctor.agents.contract import AgentResult, StopReason
 from proctor.analysis.aggregate import aggregate, as_json
-from proctor.analysis.frame import schema
+from proctor.analysis.frame import OUTCOMES, TRIALS, schema
+from proctor.analysis.provenance import FORMULAS
 from proctor.common import ConfigError, InfraError, digest_file
 from proctor.runs.engine import execute
 from proctor.runs.formats import TrialResult, UsageTotals, load
@@ -26,8 +28,6 @@ from proctor.runs.summary import read_run, summarise
 from proctor.tasks.model import DatasetEntry, Unrunnable
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from proctor.runs.plan import RunPlan, TrialPlan
 
 pytestmark = pytest.mark.anyio
@@ -182,6 +182,9 @@ def test_other_number_types_of_other_writers_are_taken(tmp_path: Path) -> None:
 
 def test_what_is_not_a_trials_frame_is_refused_by_name(tmp_path: Path) -> None:
     good = frame([trial("t")])
+    good.write_parquet(tmp_path / "later", metadata={"proctor.trials": "2"})
+    with pytest.raises(ConfigError, match="a trials frame of version 2"):
+        load_trials([tmp_path / "later"])
     for name, bad, words in (
         ("lacks", good.drop("score", "outcome"), "lacks outcome, score"),
         ("more", good.with_columns(pl.lit(1).alias("extra")), "has unknown columns extra"),
@@ -235,6 +238,12 @@ async def test_unknown_use_is_null_and_no_use_is_zero(finished: Path) -> None:
     path.write_text(used.model_dump_json())
     one = rows(finished)["task-0@solver@1"]
     assert (one["prompt_tokens"], one["completion_tokens"], one["cost_usd"]) == (7, None, None)
+
+
+def test_the_page_lists_every_column_and_formula() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "design" / "aggregates.md").read_text(encoding="utf-8")
+    for name in (*TRIALS, *OUTCOMES, *FORMULAS):
+        assert f"`{name}`" in text, name
 
 
 @pytest.mark.slow

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from proctor.runs.formats import AgentLock, TaskLock
 
 _CHUNK = 5000
+_MARK = {"proctor.trials": "1"}
+"""Version of the columns, in the metadata of a Parquet file that we write."""
 _NOTHING = UsageTotals(prompt_tokens=0, cached_tokens=0, completion_tokens=0, reasoning_tokens=0, cost_usd=0.0)
 
 
@@ -57,7 +59,7 @@ def save_trials(trials: pl.DataFrame | pl.LazyFrame, path: Path) -> None:
     import polars as pl
 
     frame = trials.lazy().select(list(TRIALS))
-    frame.with_columns(pl.lit(None, pl.String).alias("record")).sink_parquet(path, mkdir=True)
+    frame.with_columns(pl.lit(None, pl.String).alias("record")).sink_parquet(path, mkdir=True, metadata=_MARK)
 
 
 def _parquet(path: Path) -> tuple[pl.LazyFrame, Input]:
@@ -65,10 +67,13 @@ def _parquet(path: Path) -> tuple[pl.LazyFrame, Input]:
 
     try:
         frame = pl.scan_parquet(path)
+        version = pl.read_parquet_metadata(path).get("proctor.trials", "1")
         columns = frame.collect_schema()
         rows = int(frame.select(pl.len()).collect().item())
     except (OSError, pl.exceptions.PolarsError) as error:
         raise ConfigError(f"not a Parquet file: {str(error).splitlines()[0]}", field=str(path)) from error
+    if version != _MARK["proctor.trials"]:
+        raise ConfigError(f"a trials frame of version {version}; this Proctor reads version 1", field=str(path))
     lacking, unknown = TRIALS.keys() - columns.keys(), columns.keys() - TRIALS.keys()
     if lacking or unknown:
         what = [f"lacks {', '.join(sorted(lacking))}"] if lacking else []
