@@ -10,6 +10,7 @@ import pytest
 from tests.runs.toys import make_toy
 
 from proctor.agents.contract import AgentResult, HarnessContext, StopReason
+from proctor.common import InfraError
 from proctor.models.scripted import ScriptedServer, call, calls, fault, say
 from proctor.runs.atif import read_trajectory
 from proctor.runs.engine import Execution, execute
@@ -20,6 +21,7 @@ from proctor.runs.preparation import prepare_all
 from proctor.runs.progress import LineProgress
 from proctor.runs.record import read_lines
 from proctor.runs.request import Request, plan_request
+from proctor.sandbox import Edge, SandboxSpec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -131,6 +133,28 @@ async def test_a_dead_endpoint_is_infrastructure_and_retried(run: Callable[..., 
     assert (result.outcome, result.tries, result.verdict) == (Outcome.INFRA_ERROR, 4, None)
     assert "503" in result.detail
     assert [line["error"] for line in read_lines(directory / "model-calls.jsonl")]
+
+
+async def test_a_fault_in_grading_does_not_make_the_agent_work_twice(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults, worked, create = ["no room", "still none"], [], Edge.create
+
+    async def failing(self: Edge, spec: SandboxSpec, **more: Any) -> Any:
+        if spec.labels.get("proctor.purpose") == "grading" and faults:
+            raise InfraError(faults.pop(0))
+        return await create(self, spec, **more)
+
+    async def works(context: HarnessContext) -> AgentResult:
+        worked.append(await context.room.bash("printf 42 > answer.txt"))
+        return AgentResult(StopReason.FINISHED)
+
+    monkeypatch.setattr(Edge, "create", failing)
+    monkeypatch.setattr("proctor.runs.examiner.backoff_s", lambda tries, jitter: 0.0)
+    result, directory = await run(acting(works))
+    assert (result.outcome, result.tries, len(worked)) == (Outcome.RESOLVED, 1, 1)
+    findings = json.loads((directory / "findings.json").read_text())["findings"]
+    assert [one["detail"] for one in findings if one["kind"] == "graded-again"] == ["no room", "still none"]
 
 
 async def test_a_refused_conversation_is_the_agents_doing_unless_it_is_the_first(run: Callable[..., Any]) -> None:

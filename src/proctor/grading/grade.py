@@ -36,10 +36,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class GradeOptions:
     """`reruns`: how often a failing pass-to-pass test is run again in a fresh room. `user`: who runs test groups
-    (default: the task's verifier user, else an unprivileged account made for it)."""
+    (default: the task's verifier user, else an unprivileged account made for it). `give_back`: whether a frozen layer
+    goes back to the Edge at the end; without it the same work can be graded again."""
 
     reruns: int = 2
     user: str | None = None
+    give_back: bool = True
 
 
 async def grade(
@@ -53,7 +55,7 @@ async def grade(
     """Grade what was collected. Never raises for what a candidate or a verifier did: that is in the grade.
 
     `verdict` is `error` with `infra` when the machinery failed (worth a retry), and without it when the verifier
-    did. A frozen layer in `collected` is given back to the Edge at the end.
+    did. A frozen layer in `collected` is given back to the Edge at the end, unless the options say otherwise.
     """
     started = time.monotonic()
     examiner = _Examiner(task, collected, Rooms(task, image, edge), options)
@@ -64,7 +66,7 @@ async def grade(
     except (ConfigError, TestsDoNotApply) as error:
         result = examiner.failed(str(error), infra=False)
     finally:
-        if collected.layer is not None:
+        if collected.layer is not None and options.give_back:
             with anyio.CancelScope(shield=True):
                 await edge.drop(collected.layer)
     return replace(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -16,12 +17,12 @@ from proctor.agents.contract import AgentResult, StopReason
 from proctor.agents.registry import load_harness
 from proctor.agents.runner import run_harness
 from proctor.common import ConfigError, InfraError
-from proctor.grading import collect, grade
-from proctor.grading.contract import Grade
+from proctor.grading import GradeOptions, collect, grade
+from proctor.grading.contract import Grade, GradeFinding
 from proctor.grading.deliverable import Collected
 from proctor.models.contract import ModelClient, ModelError, ModelFault
 from proctor.runs.formats import Stage
-from proctor.runs.outcome import Outcome, Verdict, describe, from_grade, from_model_failure
+from proctor.runs.outcome import Outcome, Verdict, backoff_s, describe, from_grade, from_model_failure
 from proctor.runs.plan import effective_limits
 from proctor.runs.text import brief
 from proctor.sandbox.contract import Lifecycle, Resources, SandboxLost, SandboxSpec
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 _MARGIN_S = 300.0
 """How much longer than its harness a sandbox may live: start, collection and, for a live deliverable, grading."""
+MAX_REGRADES = 2
+"""How often the same work is graded again when the machinery failed, before the whole attempt is."""
 _MAX_ARCHIVE_BYTES = 1 << 30
 _BUILT_BY_AGENT = frozenset({errno.ENAMETOOLONG, errno.ELOOP})
 _ADMISSION_DEADLINE_S = 24 * 3600.0
@@ -184,7 +187,7 @@ class TrialExaminer:
     async def _grade(self, task: Task, collected: Collected, image: Image, record: TrialRecord) -> Grade:
         record.stages.enter(Stage.GRADING_ARCHIVE)
         try:
-            verdict = await grade(task, collected, edge=self._edge, image=image)
+            verdict = await self._grade_until_graded(task, collected, image)
         except OSError as error:
             why = f"what was left cannot be carried: {blame(error)}"
             verdict = Grade("unresolved", False, {"reward": 0.0}, carry=task.carry.kind, error=why)
@@ -194,6 +197,18 @@ class TrialExaminer:
                     await self._edge.drop(collected.layer)
         record.graded(verdict)
         return verdict
+
+    async def _grade_until_graded(self, task: Task, collected: Collected, image: Image) -> Grade:
+        """The grade; a fault of the machinery is met by grading the same work again, in a new room, before the agent
+        would have to work again. Every such fault is a note in the grade. Not for `live`: its tests are in there now.
+        """
+        faults: list[GradeFinding] = []
+        while True:
+            verdict = await grade(task, collected, edge=self._edge, image=image, options=GradeOptions(give_back=False))
+            if not verdict.infra or collected.kind == "live" or len(faults) == MAX_REGRADES:
+                return replace(verdict, findings=(*faults, *verdict.findings))
+            faults.append(GradeFinding("graded-again", verdict.error))
+            await anyio.sleep(backoff_s(len(faults), 0.0))
 
 
 class PredictionExaminer:
