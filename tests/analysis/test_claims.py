@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.analysis.sides import make_trials, single
 
 from proctor.analysis.claims import Terms, compare
+from proctor.analysis.exploration import explore
 from proctor.analysis.gate import GateRule, parse_gate, score_tails, tails
 from proctor.analysis.paired import Estimate
 from proctor.common import ConfigError, RefusedError
@@ -291,6 +292,35 @@ def test_a_gate_is_between_two() -> None:
     side = single("a", "+-")
     with pytest.raises(ConfigError, match="between two"):
         compare({"a": side, "b": side, "c": side}, gate=GateRule(0.1))
+
+
+# --- Groups, for looking ----------------------------------------------------------------------------------------------
+
+
+def test_groups_are_shown_with_q_values_over_all_of_them() -> None:
+    def side(name: str, marks: str) -> pl.DataFrame:
+        parts = [
+            single(name, marks, domain="web"),
+            single(name, "+-" * 10, domain="data").with_columns(pl.col("task") + "-data"),
+            single(name, "+-" * 10).with_columns(pl.col("task") + "-none"),
+        ]
+        return pl.concat(parts)
+
+    lines = explore({"a": side("a", "-" * 20), "b": side("b", "+" * 20)}, "domain", QUICK)
+    assert [(line.name, line.tasks, line.difference.point) for line in lines] == [("web", 20, 1.0), ("data", 20, 0.0)]
+    assert [line.q for line in lines] == pytest.approx([2 * 2.0**-19, 1.0])
+
+
+def test_a_task_of_two_capabilities_counts_in_both() -> None:
+    sides = {name: single(name, marks, capabilities=["shell", "sql"]) for name, marks in (("a", "+-"), ("b", "++"))}
+    assert sorted((line.name, line.tasks) for line in explore(sides, "capability", QUICK)) == [("shell", 2), ("sql", 2)]
+    assert explore({"a": single("a", "+!"), "b": single("b", "!+")}, "domain", QUICK) == ()
+
+
+def test_one_name_and_two_models_behind_it_is_said() -> None:
+    sides = {day: single("bot", "+-+-", model="m", returned_models=[f"m-{day}"]) for day in ("monday", "tuesday")}
+    (note,) = compare(sides, QUICK).notes
+    assert "m was answered by different models: m-monday and m-tuesday" in note
 
 
 # --- Properties and simulation ----------------------------------------------------------------------------------------

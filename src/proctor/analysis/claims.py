@@ -14,7 +14,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from proctor.analysis import gate as gates
-from proctor.analysis.comparison import Claim, Comparison, Design, Gate, Needed, PValue, Word
+from proctor.analysis.comparison import Claim, Comparison, Contender, Design, Gate, Needed, PValue, Word
 from proctor.analysis.means import FEW_CLUSTERS
 from proctor.analysis.multiplicity import holm
 from proctor.analysis.paired import (
@@ -35,7 +35,7 @@ from proctor.analysis.sequential import evidence
 from proctor.common import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     import polars as pl
 
@@ -96,9 +96,8 @@ def compare(
     if gate is not None and len(sides) != 2:
         raise ConfigError("a gate is between two", field="--gate", remedy="name the baseline and the new one")
     contenders = tuple(contender(label, trials) for label, trials in sides.items())
-    labels = list(sides)
-    couples = list(combinations(labels, 2)) if terms.all_pairs else [(labels[0], label) for label in labels[1:]]
-    analyses = [Analysis.of(one, other, sides, terms, len(couples)) for one, other in couples]
+    to_compare = couples(list(sides), terms)
+    analyses = [Analysis.of(one, other, sides, terms, len(to_compare)) for one, other in to_compare]
     adjusted = holm([analysis.primary.p for analysis in analyses])
     claims = tuple(analysis.claim(p) for analysis, p in zip(analyses, adjusted, strict=True))
     return Comparison(
@@ -112,7 +111,25 @@ def compare(
         score=terms.score,
         inputs=dict(inputs or {}),
         proctor_version=__version__,
+        notes=tuple(_drifting_models(contenders)),
     )
+
+
+def couples(labels: Sequence[str], terms: Terms) -> list[tuple[str, str]]:
+    """Who is compared with whom: the first with every other, or all with all."""
+    return list(combinations(labels, 2)) if terms.all_pairs else [(labels[0], label) for label in labels[1:]]
+
+
+def _drifting_models(contenders: Sequence[Contender]) -> Iterator[str]:
+    """One name, two snapshots: the endpoint may have changed the model between runs."""
+    by_name: dict[str, set[tuple[str, ...]]] = {}
+    for side in contenders:
+        if side.model is not None and side.returned_models:
+            by_name.setdefault(side.model, set()).add(side.returned_models)
+    for name, returned in by_name.items():
+        if len(returned) > 1:
+            shown = " and ".join(", ".join(models) for models in sorted(returned))
+            yield f"{name} was answered by different models: {shown}; a difference may be the model's"
 
 
 @dataclass(frozen=True, slots=True)

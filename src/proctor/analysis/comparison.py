@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from proctor.analysis.proportions import Interval
 
 Word = Literal["better", "worse", "not distinguishable"]
+Dimension = Literal["capability", "difficulty", "domain", "split"]
 GateVerdict = Literal["pass", "fail", "inconclusive"]
 
 
@@ -150,6 +151,21 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupDifference:
+    """One line of an exploratory table: the difference at the tasks of one group. `q` is p after Benjamini-Hochberg."""
+
+    dimension: Dimension
+    name: str
+    baseline: str
+    contender: str
+    tasks: int
+    difference: Interval
+    p: float
+    q: float
+    formula: str
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """Everything `proctor compare` says. Equal inputs, seed and version give an equal comparison."""
 
@@ -166,6 +182,7 @@ class Comparison:
     """Digest of each input, by the name it was given."""
     proctor_version: str = ""
     notes: tuple[str, ...] = ()
+    exploration: tuple[GroupDifference, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The comparison as plain JSON values."""

@@ -10,7 +10,7 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from proctor.analysis.comparison import Comparison
+    from proctor.analysis.comparison import Comparison, Dimension
 
 
 @click.command()
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 @click.option("--score", type=click.Choice(["score", "resolved"]), default="score", show_default=True,
               help="Average scores, or only count what is resolved.")  # fmt: skip
 @click.option("--all-pairs", is_flag=True, help="Every agent against every other, not only against the first.")
+@click.option("--by", "dimension", type=click.Choice(["capability", "difficulty", "domain", "split"]),
+              help="Also each group of tasks by itself: for looking, not for claiming.")  # fmt: skip
 @click.option("--effect", type=float, metavar="E", help="Say what it would take to tell a difference of E (0.03).")
 @click.option("--level", type=float, default=0.95, show_default=True, help="Of intervals; tests use 1 - level.")
 @click.option("--power", type=float, default=0.8, show_default=True, help="How surely a real difference is found.")
@@ -27,7 +29,14 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 @click.pass_context
 def compare(
-    context: click.Context, /, *, sides: tuple[str, ...], gate: str | None, as_json: bool, **terms: object
+    context: click.Context,
+    /,
+    *,
+    sides: tuple[str, ...],
+    gate: str | None,
+    dimension: Dimension | None,
+    as_json: bool,
+    **terms: object,
 ) -> None:
     """Compare agents by the records of runs, paired by task. The first is the baseline.
 
@@ -52,6 +61,10 @@ def compare(
     selection = select(sides)
     asked = replace(asked, anytime=selection.watched)
     comparison = compare_sides(selection.sides, asked, gate=rule, inputs=selection.inputs)
+    if dimension is not None:
+        from proctor.analysis.exploration import explore
+
+        comparison = replace(comparison, exploration=explore(selection.sides, dimension, asked))
     if as_json:
         from proctor.runs.formats import dump_json
 
@@ -92,7 +105,33 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         console.print(Text(first, style=style))
         for line in rest:
             console.print(Text(line))
+    for note in comparison.notes:
+        console.print(Text(f"note: {note}", style="yellow"))
+    if comparison.exploration:
+        console.print()
+        _print_exploration(console, comparison)
     if comparison.gate is not None:
         console.print()
         for line in wording.gate_lines(comparison.gate):
             console.print(Text(line, style="bold" if line.startswith("gate") else ""))
+
+
+def _print_exploration(console: Console, comparison: Comparison) -> None:
+    """Groups of tasks, the largest difference first."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from proctor.analysis.wording import p_value, points
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in (comparison.exploration[0].dimension, "contender", "baseline"):
+        table.add_column(name, overflow="fold")
+    for name in ("tasks", "points", "interval", "p", "q"):
+        table.add_column(name, justify="right")
+    for line in comparison.exploration:
+        gap = line.difference
+        span = f"{points(gap.low)} .. {points(gap.high)}"
+        cells = (line.name, line.contender, line.baseline, line.tasks, points(gap.point), span)
+        table.add_row(*(Text(str(cell)) for cell in (*cells, p_value(line.p), p_value(line.q))))
+    console.print(Text("by group, for looking and not for claiming (q: Benjamini-Hochberg)", style="bold"))
+    console.print(table)
