@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import resource
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proctor.common import InfraError, RefusedError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from proctor.sandbox.contract import Resources
 
 DESCRIPTORS_PER_SANDBOX = 8
@@ -137,14 +138,21 @@ def raise_descriptor_limit() -> None:
 
 
 def _meminfo() -> dict[str, int]:
-    found = {}
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, rest = line.partition(":")
-        found[name] = int(rest.split()[0])
+    # Its three first lines; more is not needed, and this is read for a create every now and then.
+    lines = _bytes("/proc/meminfo").split(b"\n", 3)[:3]
+    found = {line.partition(b":")[0].decode(): int(line.split()[1]) for line in lines}
     if "MemAvailable" not in found:
         raise InfraError("/proc/meminfo has no MemAvailable", remedy="Linux 3.14 or newer is needed")
     return found
 
 
 def _number(path: str) -> int:
-    return int(Path(path).read_text())
+    return int(_bytes(path))
+
+
+def _bytes(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 4096)
+    finally:
+        os.close(descriptor)

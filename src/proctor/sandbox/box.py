@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from proctor.sandbox.contract import Sandbox
     from proctor.sandbox.edge import Edge
 
+    Action = Callable[[], Awaitable[None]]
+
 _END_DEADLINE_S = 30.0
 
 
@@ -275,8 +277,9 @@ class Box:
     async def snapshot(self) -> Layer:
         """Freeze the upper into one more layer, kept until the Edge ends or `Edge.drop`; go on above it."""
         async with self._changing():
-            layer = await self._freeze(kept=True)
-            await self._begin_incarnation()
+            layer, retire = await self._freeze(kept=True)
+            if failures := await _together(self._begin_incarnation, retire):
+                raise failures[0]
         return layer
 
     async def fork(self, count: int = 1) -> builtins.list[Sandbox]:
@@ -291,13 +294,13 @@ class Box:
             while len(reserved) < count:
                 reserved.append(await self._edge._reserve(self.spec))
             async with self._changing():
-                await self._freeze(kept=False)
-                return await self._multiply(reserved)
+                _, retire = await self._freeze(kept=False)
+                return await self._multiply(reserved, retire)
         finally:
             for box_id in reserved:
                 self._edge._release(box_id)
 
-    async def _multiply(self, reserved: builtins.list[str]) -> builtins.list[Sandbox]:
+    async def _multiply(self, reserved: builtins.list[str], retire: Action) -> builtins.list[Sandbox]:
         """Launch this sandbox again and the reserved ones beside it, at the same time, on the present stack."""
         made: dict[str, Box] = {}
 
@@ -306,28 +309,38 @@ class Box:
 
         wanted, stack = tuple(reserved), self._stack
         reserved.clear()  # from here on their room is the sandboxes' own
-        if failures := await _together(self._begin_incarnation, *(partial(open_one, box_id) for box_id in wanted)):
+        opens = (partial(open_one, box_id) for box_id in wanted)
+        if failures := await _together(self._begin_incarnation, *opens, retire):
             for box in made.values():
                 await box.close()
             raise failures[0]
         return [made[box_id] for box_id in wanted]
 
-    async def _freeze(self, *, kept: bool) -> Layer:
-        """End the present incarnation and put its upper on the stack, for the next one to begin above."""
-        assert self._live is not None
+    async def _freeze(self, *, kept: bool) -> tuple[Layer, Action]:
+        """Kill the present incarnation and put its upper on the stack, for the next one to begin above.
+
+        Also returns what is still to be done with it, which the next launch need not wait for.
+        """
+        live = self._live
+        assert live is not None
         if len(self._stack) >= MAX_LAYERS:
             raise RefusedError(f"a stack holds at most {MAX_LAYERS} layers", field="layers", remedy="reset it first")
-        driver = self._live.driver
-        upper, mount = self._live.open_upper(), os.dup(self._live.launched.upper_fd)
+        upper, mount = live.open_upper(), os.dup(live.launched.upper_fd)
+        self._live = None
         try:
-            await self._end_incarnation()
+            await self._edge._kill(live)
         except BaseException:
             self._edge._discard((upper, mount))
+            self._retire(live)
             raise
-        layer = self._edge._frozen.add(upper, mount, kept=kept, in_memory=driver == "memory")
+        layer = self._edge._frozen.add(upper, mount, kept=kept, in_memory=live.driver == "memory")
         self._edge._frozen.use((layer,))
         self._stack = (*self._stack, layer)
-        return layer
+
+        async def retire() -> None:
+            self._retire(live)
+
+        return layer, retire
 
     async def reset(self) -> None:
         """Drop every process and every change since creation."""
@@ -409,7 +422,7 @@ class Box:
         async with self._change:
             if self._live is None or self._reason is not None:
                 raise self._gone()
-            with anyio.CancelScope(shield=True):
+            with anyio.CancelScope(shield=True), self._edge._launching():
                 try:
                     yield
                 except BaseException as error:
@@ -445,9 +458,15 @@ class Box:
     async def _end_incarnation(self) -> None:
         live, self._live = self._live, None
         if live is not None:
-            last = await self._edge._halt(live)
-            if last is not None:
-                self._history.peaks.add(last)
+            try:
+                await self._edge._kill(live)
+            finally:
+                self._retire(live)
+
+    def _retire(self, live: Incarnation) -> None:
+        last = self._edge._retire(live)
+        if last is not None:
+            self._history.peaks.add(last)
 
     async def _end(self, reason: EndReason, detail: str = "") -> None:
         """End for `reason`, unless it has ended (or is ending) for another."""
@@ -491,11 +510,11 @@ class Box:
         return None
 
 
-async def _together(*actions: Callable[[], Awaitable[None]]) -> list[Exception]:
+async def _together(*actions: Action) -> list[Exception]:
     """Run all at the same time, each to its end; returns the failures of those that failed."""
     failures: list[Exception] = []
 
-    async def attempt(action: Callable[[], Awaitable[None]]) -> None:
+    async def attempt(action: Action) -> None:
         try:
             await action()
         except (ProctorError, OSError) as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -45,7 +45,7 @@ from proctor.sandbox.native.channel import GuestChannel
 from proctor.sandbox.native.launcher import Launched, Launcher, LauncherConfig
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
     from pathlib import Path
 
     from anyio.abc import TaskStatus
@@ -59,6 +59,7 @@ log = logging.getLogger(__name__)
 _HELLO_DEADLINE_S = 10.0
 _MACHINE_RECHECK_S = 1.0
 _MACHINE_FRESH_S = 0.1
+_BURY_PAUSE_S = 0.005
 _BURY_DELAY_S = 0.02
 _current: ContextVar[Edge | None] = ContextVar("proctor_edge", default=None)
 
@@ -100,7 +101,7 @@ class Edge:
         self._machine_read_at = float("-inf")
         self._timers = Timers()
         self._buried = anyio.Event()
-        self._launching = 0
+        self._launches = 0
         self._lull = anyio.Event()
         self._waste_in, self._waste = anyio.create_memory_object_stream[_Waste](float("inf"))
         self._templates = disk.Templates(self.home / "disks")
@@ -281,13 +282,8 @@ class Edge:
 
     async def _launch(self, box: Box, number: int, stack: tuple[Layer, ...]) -> Incarnation:
         """Start a guest for `box`. Raises LaunchError; then nothing of it is left."""
-        self._launching += 1
-        try:
+        with self._launching():
             return await self._launch_now(box, number, stack)
-        finally:
-            self._launching -= 1
-            if not self._launching:
-                self._lull.set()
 
     async def _launch_now(self, box: Box, number: int, stack: tuple[Layer, ...]) -> Incarnation:
         self._journal.write(
@@ -312,6 +308,17 @@ class Edge:
                 image_file.unlink(missing_ok=True)
         point("create:after-launch")
         return await self._greet(box, number, launched, driver)
+
+    @contextmanager
+    def _launching(self) -> Iterator[None]:
+        """While this is open, somebody waits for a launch (see `_wait_lull`)."""
+        self._launches += 1
+        try:
+            yield
+        finally:
+            self._launches -= 1
+            if not self._launches:
+                self._lull.set()
 
     async def _ask_launcher(self, plan: Plan) -> Launched:
         """Launch; a launcher that has died (its sandboxes with it) is replaced once."""
@@ -347,7 +354,10 @@ class Edge:
             )
         except BaseException as error:
             with anyio.CancelScope(shield=True):
-                await self._halt(incarnation)
+                try:
+                    await self._kill(incarnation)
+                finally:
+                    self._retire(incarnation)
             if isinstance(error, TimeoutError):
                 raise LaunchError(f"{box.id}: the guest did not answer within {_HELLO_DEADLINE_S:g} s") from error
             if isinstance(error, SandboxLost):
@@ -377,13 +387,16 @@ class Edge:
             reason = EndReason.OOM if incarnation.counters.oom_since_last_look() else EndReason.GUEST_LOST
             self._spawn_end(box, reason, detail)
 
-    async def _halt(self, incarnation: Incarnation) -> Stats | None:
-        """Kill an incarnation and take its last counters (None: they are gone). The rest goes in the background."""
+    async def _kill(self, incarnation: Incarnation) -> None:
+        """Kill an incarnation; whether that worked or not, `_retire` it next."""
         point("close:after-closing")
         self._closing_slots.add(incarnation.launched.slot)
+        await incarnation.kill()
+        point("close:after-kill")
+
+    def _retire(self, incarnation: Incarnation) -> Stats | None:
+        """Take the last counters of a killed incarnation (None: they are gone). The rest goes in the background."""
         try:
-            await incarnation.kill()
-            point("close:after-kill")
             return incarnation.stats()
         except (FileNotFoundError, ProcessLookupError):
             return None  # a launcher that died took its groups along
@@ -429,11 +442,14 @@ class Edge:
         self._buried.set()
 
     async def _wait_lull(self) -> None:
-        """Removing groups and file systems takes the kernel's locks that launches need: let these go first, for a moment.
+        """Burials take locks of the kernel that launches need: let the launches go first, for a moment.
 
         Several endings are buried together then, which costs less than each for itself.
         """
-        if self._launching and not self._queue.locked():
+        if self._queue.locked():
+            return  # somebody waits for the room that this will free
+        await anyio.sleep(_BURY_PAUSE_S)
+        if self._launches:
             self._lull = anyio.Event()
             with anyio.move_on_after(_BURY_DELAY_S):
                 await self._lull.wait()

@@ -33,6 +33,7 @@
 #define SLOT_DEADLINE_MS 10000
 #define RELEASE_PAUSE_MS 500
 #define REFILL_PAUSE_MS 250 /* after the stocker could not make a slot */
+#define QUIET_MS 4           /* without a launch, before the pool is filled up */
 
 struct slot {
     struct slot_offer offer;
@@ -69,6 +70,7 @@ struct launcher {
     unsigned pool_count;
     uint32_t ordered[2]; /* slots asked of the stocker, by network kind */
     int64_t refill_ms;   /* no refill for the pool alone before this time */
+    int64_t launched_ms; /* when the last launch began */
     int64_t release_ms;  /* when to look whether held mounts can go; 0: there are none */
     struct flight flights[FLIGHT_MAX];
     unsigned flight_count;
@@ -144,12 +146,18 @@ static void order_slots(struct launcher *launcher, uint32_t network, uint32_t co
     launcher->ordered[network] += count;
 }
 
-/* Refills when half of the pool is gone, so that a launch is rarely disturbed by the making of slots for later ones. */
+/* Making a slot costs as much as a launch, so it is put off until launches pause, and then done one by one, so that the next
+ * launch meets at most one in the making. Only what is needed to keep the pool from running dry is ordered at once. */
 static void refill(struct launcher *launcher) {
-    uint32_t target = launcher->config.pool + launcher->waiting_count;
+    uint32_t full = launcher->config.pool + launcher->waiting_count;
+    uint32_t low = launcher->config.pool * 3 / 8 + launcher->waiting_count;
     uint32_t coming = launcher->pool_count + launcher->ordered[NETWORK_NONE];
-    if (launcher->waiting_count == 0 && now_ms() < launcher->refill_ms) return;
-    if (coming <= target / 2) order_slots(launcher, NETWORK_NONE, target - coming);
+    int64_t now = now_ms();
+    if (launcher->waiting_count == 0 && now < launcher->refill_ms) return;
+    if (coming < low)
+        order_slots(launcher, NETWORK_NONE, low - coming);
+    else if (coming < full && launcher->ordered[NETWORK_NONE] == 0 && now >= launcher->launched_ms + QUIET_MS)
+        order_slots(launcher, NETWORK_NONE, 1);
 }
 
 static int take_slot(struct launcher *launcher, struct slot *slot) {
@@ -186,6 +194,7 @@ static void launch(struct launcher *launcher, const struct slot *slot, const uns
                    unsigned fd_count) {
     struct failure failure = {"", 0};
     struct flight *flight = &launcher->flights[launcher->flight_count];
+    launcher->launched_ms = now_ms();
     const struct message_header *header = (const struct message_header *)(const void *)data;
     *flight = (struct flight){.request = header->request, .slot = *slot, .channel = -1, .mounts = {.root = -1, .upper = -1}};
     words_start(&flight->timings);
@@ -350,6 +359,8 @@ static void drain_queue(struct launcher *launcher) {
  * mounts. -1: nothing. */
 static int next_deadline(const struct launcher *launcher) {
     int64_t first = launcher->refill_ms > now_ms() ? launcher->refill_ms : INT64_MAX;
+    if (launcher->pool_count + launcher->ordered[NETWORK_NONE] < launcher->config.pool && first == INT64_MAX)
+        first = launcher->launched_ms + QUIET_MS;
     if (launcher->release_ms != 0 && launcher->release_ms < first) first = launcher->release_ms;
     for (unsigned i = 0; i < launcher->flight_count; i++) {
         if (launcher->flights[i].deadline_ms < first) first = launcher->flights[i].deadline_ms;
