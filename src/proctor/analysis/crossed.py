@@ -8,7 +8,7 @@ models changes with the harness, how firm every ranking is, and what a larger ex
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +99,7 @@ class Crossed:
     level: float
     seed: int
     resamples: int
+    inputs: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -117,6 +118,8 @@ class CrossedOptions:
     target: float = 0.9
     method: Method = "anova"
     score: str = "score"
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """Digests of what the trials were read from; kept beside the result."""
 
 
 def crossed(trials: pl.DataFrame, options: CrossedOptions | None = None) -> Crossed:
@@ -159,6 +162,7 @@ def crossed(trials: pl.DataFrame, options: CrossedOptions | None = None) -> Cros
         level=options.level,
         seed=options.seed,
         resamples=options.resamples,
+        inputs=dict(options.inputs),
         notes=tuple(notes),
     )
 

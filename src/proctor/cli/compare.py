@@ -6,11 +6,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
+
+from proctor.common import ExitCode
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from proctor.analysis.claims import Terms
     from proctor.analysis.comparison import Comparison, Dimension
+    from proctor.runs.contenders import Selection
 
 
 @click.command()
@@ -26,6 +31,10 @@ if TYPE_CHECKING:
 @click.option("--level", type=float, default=0.95, show_default=True, help="Of intervals; tests use 1 - level.")
 @click.option("--power", type=float, default=0.8, show_default=True, help="How surely a real difference is found.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of bootstrap and Monte Carlo.")
+@click.option("--drift", "view", flag_value="drift", help="Compare what two agents did, not what they scored. "
+              "Exit 0, 1 or 3: no drift beyond tolerance, drift, or not to be told.")  # fmt: skip
+@click.option("--crossed", "view", flag_value="crossed", help="Take all agents as one exam of models x harnesses x "
+              "tasks: where the variance comes from, how firm the ranks are.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 @click.pass_context
 def compare(
@@ -35,6 +44,7 @@ def compare(
     sides: tuple[str, ...],
     gate: str | None,
     dimension: Dimension | None,
+    view: str | None,
     as_json: bool,
     **terms: object,
 ) -> None:
@@ -47,18 +57,22 @@ def compare(
     \b
     proctor compare runs/one
     proctor compare runs/old::tool-loop runs/new::tool-loop --gate margin=0.02
+    proctor compare runs/old::tool-loop runs/new::tool-loop --drift
 
     Exit codes: 0 done, or the gate passes; 1 the gate fails; 3 the gate is inconclusive; 4 bad input; 5 refused, since
-    not comparable.
+    not comparable. With --drift its verdict takes the gate's place.
     """
     from proctor.analysis.claims import Terms
     from proctor.analysis.claims import compare as compare_sides
     from proctor.analysis.gate import parse_gate
-    from proctor.common import ExitCode
     from proctor.runs.contenders import select
 
+    if view is not None:
+        _check_alone(context, view)
     asked, rule = Terms(**terms), parse_gate(gate) if gate is not None else None  # type: ignore[arg-type]
     selection = select(sides)
+    if view is not None:
+        context.exit(_show(view, selection, asked, as_json=as_json))
     asked = replace(asked, anytime=selection.watched)
     comparison = compare_sides(selection.sides, asked, gate=rule, inputs=selection.inputs)
     if dimension is not None:
@@ -76,6 +90,28 @@ def compare(
     if comparison.gate is not None:
         codes = {"pass": ExitCode.OK, "fail": ExitCode.FAILED, "inconclusive": ExitCode.INCONCLUSIVE}
         context.exit(codes[comparison.gate.verdict])
+
+
+_ALONE = {"drift": ("gate", "score", "all_pairs", "dimension", "effect"),
+          "crossed": ("gate", "all_pairs", "dimension", "effect", "power")}  # fmt: skip
+"""Options that have no meaning with --drift and --crossed."""
+
+
+def _check_alone(context: click.Context, view: str) -> None:
+    for param in context.command.params:
+        if param.name in _ALONE[view] and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{view} and {param.opts[0]} do not go together")
+
+
+def _show(view: str, selection: Selection, asked: Terms, *, as_json: bool) -> ExitCode:
+    """Something else than who is better: how the behaviour changed, or what a crossed exam says."""
+    if view == "drift":
+        from proctor.cli._drift import show_drift
+
+        return show_drift(selection, level=asked.level, power=asked.power, seed=asked.seed, as_json=as_json)
+    from proctor.cli._crossed import show_crossed
+
+    return show_crossed(selection, level=asked.level, seed=asked.seed, score=asked.score, as_json=as_json)
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
