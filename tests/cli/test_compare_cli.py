@@ -62,6 +62,14 @@ def test_two_agents_of_one_file(folder: Path, capsys: pytest.CaptureFixture[str]
     assert "a is worse than b" in say(capsys, "compare", "both.parquet::b", "both.parquet::a")
 
 
+def test_runs_of_one_name_are_told_apart_by_their_paths(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "deep").mkdir()
+    save_trials(single("bot", NEW), folder / "deep" / "old.parquet")
+    text = say(capsys, "compare", "old.parquet", "deep/old.parquet")
+    assert f"{folder / 'deep' / 'old.parquet'}::bot is better than {folder / 'old.parquet'}::bot" in text
+    assert "given twice" in say(capsys, "compare", "old.parquet", "./old.parquet", code=4)
+
+
 def test_json_holds_what_is_needed_to_compute_it_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = as_json(capsys, "compare", "both.parquet", "--seed", "7")
     assert (found["version"], found["seed"], found["level"], found["multiplicity"]) == (1, 7, 0.95, "none")

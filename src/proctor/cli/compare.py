@@ -75,6 +75,7 @@ def compare(
         context.exit(_show(view, selection, asked, as_json=as_json))
     asked = replace(asked, anytime=selection.watched)
     comparison = compare_sides(selection.sides, asked, gate=rule, inputs=selection.inputs)
+    comparison = replace(comparison, notes=(*selection.notes, *comparison.notes))
     if dimension is not None:
         from proctor.analysis.exploration import explore
 

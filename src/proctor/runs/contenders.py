@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,12 +23,14 @@ SEPARATOR = "::"
 class Selection:
     """The sides by label, in the order given, and the digest of everything they were read from.
 
-    `watched`: one of the runs had a stopping rule, whether or not it fired.
+    `watched`: one of the runs had a stopping rule, whether or not it fired. `notes`: what a reader of a difference
+    should know of the runs.
     """
 
     sides: dict[str, pl.DataFrame]
     inputs: dict[str, str]
     watched: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def select(references: Sequence[str]) -> Selection:
@@ -40,7 +43,7 @@ def select(references: Sequence[str]) -> Selection:
 
     found: list[tuple[str, str, pl.DataFrame]] = []
     inputs: dict[str, str] = {}
-    watched = False
+    watched, versions = False, dict[str, str]()
     for reference in references:
         place, _, wanted = reference.partition(SEPARATOR)
         path = Path(place)
@@ -52,25 +55,36 @@ def select(references: Sequence[str]) -> Selection:
                                    remedy="compare only whole records")  # fmt: skip
             inputs[place] = source.digest
             if source.kind == "run":
-                watched |= load(RunLock, path / "run.json").options.get("stop_when") is not None
+                lock = load(RunLock, path / "run.json")
+                watched |= lock.options.get("stop_when") is not None
+                versions.setdefault(lock.proctor_version, place)
         agents = trials["agent"].unique(maintain_order=True).to_list()
         if wanted and wanted not in agents:
             raise ConfigError(f"there is no agent {wanted!r} in it", field=reference,
                               remedy=f"it has {', '.join(agents) or 'none'}")  # fmt: skip
         found += [
-            (path.resolve().name, agent, trials.filter(pl.col("agent") == agent))
-            for agent in agents
-            if agent == wanted or not wanted
+            (place, agent, trials.filter(pl.col("agent") == agent)) for agent in agents if agent == wanted or not wanted
         ]
-    return Selection(_labelled(found), inputs, watched)
+    notes = []
+    if len(versions) > 1:
+        made = ", ".join(f"{version} ({place})" for version, place in versions.items())
+        notes.append(f"the runs were made by different versions of Proctor: {made}")
+    return Selection(_labelled(found), inputs, watched, tuple(notes))
 
 
 def _labelled(found: Sequence[tuple[str, str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
-    names = [agent for _, agent, _ in found]
+    """Labels as short as they can be while they differ: the agent, its run's name and it, its run's path and it."""
+    resolved = {place: Path(place).resolve() for place, _, _ in found}
+    agents = Counter(agent for _, agent, _ in found)
+    runs = Counter((resolved[place].name, agent) for place, agent, _ in found)
+    seen: set[tuple[Path, str]] = set()
     sides: dict[str, pl.DataFrame] = {}
-    for run, agent, trials in found:
-        label = agent if names.count(agent) == 1 else f"{run}{SEPARATOR}{agent}"
-        if label in sides:
-            raise ConfigError(f"{label} is given twice", field="A B", remedy="give each agent of each run once")
-        sides[label] = trials
+    for place, agent, trials in found:
+        if (resolved[place], agent) in seen:
+            raise ConfigError(f"{place}{SEPARATOR}{agent} is given twice", field="A B",
+                              remedy="give each agent of each run once")  # fmt: skip
+        seen.add((resolved[place], agent))
+        run = resolved[place].name
+        short = agent if agents[agent] == 1 else f"{run}{SEPARATOR}{agent}"
+        sides[short if runs[run, agent] == 1 else f"{resolved[place]}{SEPARATOR}{agent}"] = trials
     return sides
