@@ -37,6 +37,7 @@ MARKS = {
     "infra_error": ("I", "infrastructure error"),
     "verifier_error": ("V", "verifier error"),
     "cancelled": ("-", "cancelled"),
+    "stopped": ("s", "left out by a stopping rule"),
     "planned": ("·", "not run"),
 }
 """Outcome -> its mark and its words."""
