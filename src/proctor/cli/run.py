@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 SECTIONS = {
-    "Who sits the exam": ("agents", "models", "options", "predictions"),
+    "Who sits the exam": ("agents", "models", "options", "predictions", "declaration"),
     "What is asked": ("select", "split", "attempts", "seed", "limits", "condition", "stop_when"),
     "How it is run": ("concurrency", "output", "resume", "as_json"),
 }
@@ -56,6 +56,13 @@ class SectionedCommand(click.Command):
     type=click.Path(),
     metavar="FILE",
     help="Grade the patches of a SWE-bench predictions file instead of running an agent.",
+)
+@click.option(
+    "--plan",
+    "declaration",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A run.toml that declares all this: models x harnesses x tasks x attempts.",
 )
 @click.option("--task", "select", multiple=True, metavar="GLOB", help="Only the tasks whose name fits.")
 @click.option("--split", type=click.Choice(["public", "held_out", "private"]), help="Only the tasks of this split.")
@@ -108,6 +115,7 @@ def run(
     concurrency: int | None,
     output: Path | None,
     resume: Path | None,
+    declaration: Path | None,
     as_json: bool,
     **asked: object,
 ) -> None:
@@ -118,6 +126,7 @@ def run(
     \b
     proctor run examples/demo --agent oracle --agent null
     proctor run examples/demo --agent tool-loop --model NAME@http://127.0.0.1:8000/v1
+    proctor run --plan run.toml
     proctor run --resume runs/run-…
 
     Exit codes: 0 the run is complete, whatever the scores; 4 bad input; 5 refused; 6 some trials ended as infra_error
@@ -125,11 +134,19 @@ def run(
     """
     from proctor.runs.session import Session
 
+    given = [name for name in asked if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     if resume is not None:
-        given = [name for name in asked if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-        if given or output is not None:
+        if given or output is not None or declaration is not None:
             raise click.UsageError("--resume takes everything from the run itself; give only --concurrency and --json")
         session = Session.resume(resume)
+    elif declaration is not None:
+        from proctor.runs.declaration import read_declaration
+
+        if given:
+            raise click.UsageError(
+                "--plan takes everything from its file; give only --output, --concurrency and --json"
+            )
+        session = Session.new(read_declaration(declaration), output)
     else:
         from proctor.runs.request import Request
 
