@@ -65,18 +65,28 @@ def read_config():
     return json.loads(b"".join(chunks).decode("utf-8"))
 
 
-def admit_environment(config):
-    """Let site-packages and .pth files in, but no sitecustomize; then the variables that -S start-up must not see."""
+def admit_environment(config, need):
+    """Let site-packages and .pth files in, but no sitecustomize; then the variables that -S start-up must not see.
+
+    `need` names modules that are loaded before the working directory can stand in for them. One that is not
+    there yet (found through PYTHONPATH) is loaded later, as `python -m` would.
+    """
     toolkit = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != toolkit]
     os.environ.update(config["python_env"])
     for name in ("sitecustomize", "usercustomize"):
         sys.modules[name] = None
+    import importlib
     import site
 
     site.main()
     for name in ("sitecustomize", "usercustomize"):
         sys.modules.pop(name, None)
+    for name in need:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            pass
     extra = [os.path.abspath(p) for p in config["python_env"].get("PYTHONPATH", "").split(os.pathsep) if p]
     sys.path[:0] = extra
     if config["path0"] is not None:
@@ -99,10 +109,11 @@ def main():
     os.dup2(1, 2)
     channel = Channel(config["fd"], bytes(bytearray.fromhex(config.pop("nonce"))))
     runner = load("run_" + config["runner"])
+    runner.decoys = load("decoys")
     channel.send("start", runner=config["runner"], python="%d.%d.%d" % sys.version_info[:3])
     os.chdir(config["cwd"])
     sys.argv[:] = config["argv"]
-    admit_environment(config)
+    admit_environment(config, getattr(runner, "NEED", ()))
     code = 1
     try:
         code = runner.run(config, channel.send)

@@ -12,4 +12,5 @@ def run(config, send):
     spec = importlib.util.spec_from_file_location("run_unittest", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    module.decoys = decoys  # set by entry.py
     return module.run(config, send)

@@ -4,27 +4,32 @@
 
 What is reported is what was seen happen: the exception of a phase is taken from the call itself and compared with
 pytest's report; a report that says "passed" although an exception was raised is sent as a conflict. Sentinels are
-added to the session: a pair in a module of their own, and in every module (and TestCase class) that has
-expected tests a decoy that must not pass.
+added to the session: a pair in a module of their own, and in every module (and class) that has expected tests a
+decoy that must not pass (decoys.py; `decoys` is set by entry.py).
 """
 
 import os
 import tempfile
 
 
+NEED = ("pytest", "unittest", "_pytest.assertion.rewrite", "_pytest.unittest", "pdb", "doctest")
+
+
 def run(config, send):
     import pytest
 
-    plugin = make_plugin(pytest, config, send)
+    placed = decoys.Decoys(config["sentinels"]["decoys"], config["expected"])
+    decoys.watch_pytest(placed)
+    plugin = make_plugin(pytest, config, send, placed)
     return int(pytest.main(config["argv"][1:], plugins=[plugin]))
 
 
-def make_plugin(pytest, config, send):
+def make_plugin(pytest, config, send, placed):
     xfail_type = pytest.xfail.Exception
     skip_type = pytest.skip.Exception
     expected = set(config["expected"])
     cut = tuple(config["cut"])
-    sentinels = Sentinels(pytest, config["sentinels"])
+    sentinels = Sentinels(pytest, config["sentinels"], placed)
     raised = {}
 
     def is_expected(nodeid):
@@ -106,54 +111,64 @@ def make_plugin(pytest, config, send):
 class Sentinels(object):
     """Places the planned names. `pass` and `fail` live in a module outside the repository, decoys beside real tests."""
 
-    def __init__(self, pytest, plan):
+    def __init__(self, pytest, plan, placed):
         self.pytest = pytest
         self.plan = plan
-        self.names = list(plan["decoys"])
+        self.placed = placed
         self.planted = set()
 
     def plant(self, session, items, is_expected):
-        last, cases = {}, {}
+        native = self.take_native(items)
+        owners, modules = {}, {}
         for item in items:
             if not is_expected(item.nodeid):
                 continue
             module = item.getparent(self.pytest.Module)
             if module is not None:
-                last[module] = item
-            owner = item.parent
-            if type(owner).__name__ == "UnitTestCase":
-                cases[owner] = item
-        for owner, sibling in list(cases.items()):
-            self.place(items, sibling, self.in_class(owner, sibling))
-        for module, sibling in list(last.items()):
-            self.place(items, sibling, self.in_module(module))
+                modules[module] = item
+            if item.parent is not module:
+                owners[item.parent] = item
+        for owner, sibling in list(owners.items()):
+            decoy = native.get(owner)
+            if decoy is None and type(owner).__name__ == "UnitTestCase":
+                decoy = self.build(type(sibling), owner, True)
+            self.place(items, sibling, decoy)
+        for module, sibling in list(modules.items()):
+            decoy = native.get(module)
+            if decoy is None:
+                decoy = self.build(self.pytest.Function, module, False)
+            self.place(items, sibling, decoy)
         pair = self.clean(session)
         self.planted.update(item.nodeid for item in pair)
         items.extend(pair)
+
+    def take_native(self, items):
+        """Decoys that pytest found by itself, by what holds them; all leave the list and come back where they are wanted."""
+        names, found = self.placed.names, {}
+        for item in list(items):
+            if item.name.partition("[")[0] in names:
+                items.remove(item)
+                if item.name in names:
+                    found[item.parent] = item
+        return found
 
     def place(self, items, sibling, decoy):
         if decoy is not None:
             items.insert(items.index(sibling) + 1, decoy)
             self.planted.add(decoy.nodeid)
 
-    def in_module(self, module):
-        if not self.names:
-            return None
-        name = self.names.pop()
-        return self.build(self.pytest.Function, module, name, failing(name))
-
-    def in_class(self, owner, sibling):
-        if not self.names:
-            return None
-        name = self.names.pop()
-        body = failing_method(name)
-        setattr(owner.obj, name, body)
-        return self.build(type(sibling), owner, name, body)
-
-    def build(self, kind, parent, name, function):
+    def build(self, kind, parent, method):
+        """A decoy that pytest did not find: compiled in and not chosen by the command, or not compiled in."""
+        name = next((n for n in self.placed.names if hasattr(parent.obj, n)), None)
+        if name is None:
+            if not self.placed.free:
+                return None
+            name = self.placed.free.pop()
+            self.placed.placed[(parent.nodeid, name)] = name
+            setattr(parent.obj, name, decoys.body(name, method))
         if hasattr(kind, "from_parent"):
-            return kind.from_parent(parent, name=name, callobj=function)
-        return kind(name, parent=parent, callobj=function)
+            return kind.from_parent(parent, name=name)
+        return kind(name, parent=parent)
 
     def clean(self, session):
         folder = tempfile.mkdtemp()
@@ -178,19 +193,3 @@ class Sentinels(object):
 
                 module = module_type.from_parent(session, fspath=py.path.local(path))
         return list(module.collect())
-
-
-def failing(name):
-    def decoy():
-        raise AssertionError(name)
-
-    decoy.__name__ = name
-    return decoy
-
-
-def failing_method(name):
-    def decoy(self):
-        raise AssertionError(name)
-
-    decoy.__name__ = name
-    return decoy

@@ -27,6 +27,8 @@ def tap(config, send):
     runner = unittest.TextTestRunner
     original_run, original_make = runner.run, runner._makeResult
     state = {"depth": 0}
+    placed = decoys.Decoys(config["sentinels"]["decoys"], config["expected"])
+    decoys.watch_imports(placed)
 
     def make_result(self):
         result = original_make(self)
@@ -36,7 +38,7 @@ def tap(config, send):
     def run_suite(self, test):
         if state["depth"] == 0:
             send("collected", count=test.countTestCases())
-            plant(test, config)
+            plant(test, config, placed)
             if hasattr(test, "addTest"):
                 test.addTest(clean(config["sentinels"]))
         state["depth"] += 1
@@ -140,22 +142,23 @@ def walk(suite):
                 yield found
 
 
-def plant(suite, config):
-    expected, pool, done = set(config["expected"]), list(config["sentinels"]["decoys"]), set()
-    for tests, test in list(walk(suite)):
+def plant(suite, config, placed):
+    expected, done = set(config["expected"]), set()
+    found = list(walk(suite))
+    native = {type(test) for _, test in found if test._testMethodName in placed.names}
+    for tests, test in found:
         owner = type(test)
         names = names_of(test)
         known = expected & {test.id(), names["label"], names["text"], names["description"], names["method"]}
-        if not known or owner in done or not pool:
+        if not known or owner in done or owner in native:
             continue
         done.add(owner)
-        name = pool.pop()
-
-        def decoy(self, _name=name):
-            raise AssertionError(_name)
-
-        decoy.__name__ = name
-        setattr(owner, name, decoy)
+        name = next((n for n in placed.names if hasattr(owner, n)), None)
+        if name is None:
+            if not placed.free:
+                continue
+            name = placed.free.pop()
+            setattr(owner, name, decoys.body(name, True))
         # A copy of its neighbour, since a class may be made in ways of its own.
         twin = copy.copy(test)
         twin._testMethodName, twin._testMethodDoc = name, None
