@@ -150,6 +150,8 @@ def test_other_tasks_images_and_limits_are_pointed_out() -> None:
     assert any(note.startswith("the agents were not given the same tasks") for note in notes)
     assert "1 tasks were run with more than one image: trials that differ in it are counted together" in notes
     assert not any("limits" in note for note in notes)
+    apart = aggregate(frame([trial("t", limits="{}"), trial("t", condition="hurried", limits='{"steps":3}')])).notes
+    assert not any("limits" in note for note in apart), "a condition may well have limits of its own"
 
 
 def test_an_agent_without_plain_trials_says_so() -> None:

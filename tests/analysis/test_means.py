@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import f_oneway
 from scipy.stats import t as student
+from scipy.stats import ttest_1samp
 
 from proctor.analysis.means import Tasks, suite_mean
 from proctor.analysis.resample import Resampler, by_cluster, percentiles
@@ -133,6 +134,14 @@ def test_order_does_not_matter(rows: list[tuple[float, int]], random: object) ->
     random.shuffle(mixed)  # type: ignore[attr-defined]
     one, other = (suite_mean(Tasks.of(singles([s for s, _ in some]), [c for _, c in some])) for some in (rows, mixed))
     assert one.cluster_error == pytest.approx(other.cluster_error, abs=1e-9)
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=30, unique=True))
+def test_the_population_interval_is_scipys(scores: list[float]) -> None:
+    found = suite_mean(Tasks.of(singles(scores)), level=0.9).population
+    theirs = ttest_1samp(scores, 0.5).confidence_interval(0.9)
+    assert found is not None
+    assert (found.low, found.high) == (pytest.approx(theirs.low), pytest.approx(theirs.high))
 
 
 def test_one_task_has_no_error_over_tasks() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from statsmodels.stats.proportion import confint_proportions_2indep
 
 from proctor.analysis.means import Tasks, suite_mean
-from proctor.analysis.proportions import proportion
+from proctor.analysis.proportions import proportion, score_interval
 from proctor.analysis.rates import difference, rate_interval
 
 
@@ -84,6 +84,15 @@ def test_failure_mirrors_success(rows: list[tuple[float, int, float]]) -> None:
     means, codes, weights = (np.array(one) for one in zip(*rows, strict=True))
     one, other = rate_interval(means, codes, weights), rate_interval(1 - means, codes, weights)
     assert one.low == pytest.approx(1 - other.high, abs=1e-6)
+
+
+def test_what_clustered_tasks_are_worth() -> None:
+    """Twelve tasks in four clusters (example A of the integrity research): p(1-p)/V tasks, and t instead of z."""
+    means = np.array([1, 1, 0, 1, 0, 0, 1, 1, 1, 0, 0, 0], dtype=float)
+    worth = 0.25 / 0.215166**2 * (1.959964 / 3.182446) ** 2
+    found = rate_interval(means, np.repeat(np.arange(4), 3))
+    expected = score_interval(0.5, worth)
+    assert (found.low, found.high) == (pytest.approx(expected.low, abs=1e-5), pytest.approx(expected.high, abs=1e-5))
 
 
 def test_everything_passed_is_no_certainty() -> None:
