@@ -26,7 +26,8 @@ from proctor.sandbox import (
     SandboxSpec,
     create,
 )
-from proctor.sandbox.journal import State, read
+from proctor.sandbox.journal import State
+from proctor.sandbox.journal_reader import read
 
 from .edges import SMALL, gauges, small, until
 

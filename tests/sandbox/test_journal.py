@@ -8,7 +8,8 @@ import pytest
 
 from proctor.common import InfraError
 from proctor.sandbox.contract import EndReason
-from proctor.sandbox.journal import Journal, State, fold, read
+from proctor.sandbox.journal import Journal, State
+from proctor.sandbox.journal_reader import fold, read
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -230,14 +230,14 @@ def _error(answer: dict[str, Any]) -> ProctorError:
 
 def living(home: Path | None = None) -> list[dict[str, Any]]:
     """Sandboxes that have not ended, by the journals below `home`; `owner` is a process id, or 0 for a dead Edge."""
-    from proctor.sandbox import journal, sweep
+    from proctor.sandbox import journal_reader, sweep
 
     rows = []
     for path in sweep.edges(home or state_dir()):
         if not (path / "journal.jsonl").exists():
             continue
         owner = sweep.owner(path) or 0
-        for name, record in journal.fold(journal.read(path / "journal.jsonl")).items():
+        for name, record in journal_reader.fold(journal_reader.read(path / "journal.jsonl")).items():
             rows.append(
                 {
                     "sandbox": name,

@@ -4,7 +4,7 @@ One `journal.jsonl` per Edge, append-only, one JSON object a line. Each record i
 descriptor: a process killed between two records leaves whole lines. Records are *not* flushed to the disk one by one,
 because a death of the process cannot lose them (the page cache outlives it) and a death of the machine leaves nothing
 to clean up but a directory: processes, cgroups, mounts and memory are gone with it, and disk images have no name once
-they are attached. The sweep flushes every 30 s and at the end.
+they are attached. The sweep flushes every 30 s and at the end. It is read by `journal_reader`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,9 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
-
 from proctor.common import InfraError
-from proctor.sandbox.contract import EndReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 VERSION = 1
@@ -36,24 +32,6 @@ class State(StrEnum):
     CREATED = "CREATED"
     CLOSING = "CLOSING"
     CLOSED = "CLOSED"
-
-
-class JournalRecord(BaseModel):
-    """One line of the journal."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    version: int = VERSION
-    at: str
-    sandbox: str
-    state: State
-    incarnation: int = 1
-    slot: str | None = None
-    pid: int | None = None
-    image: str | None = None
-    reason: EndReason | None = None
-    detail: str = ""
-    labels: dict[str, str] = {}
 
 
 def now() -> str:
@@ -74,7 +52,7 @@ class Journal:
 
     def write(self, sandbox: str, state: State, **fields: Any) -> None:
         """Append one record. Raises InfraError when the disk is full: then the act must not be done."""
-        # Built by hand, not through the model: this is on the path of every create. `read` checks each line strictly.
+        # Built by hand, not through a model: this is on the path of every create. The reader checks each line strictly.
         record: dict[str, Any] = {"version": VERSION, "at": now(), "sandbox": sandbox, "state": state.value}
         record.update((key, value) for key, value in fields.items() if value not in (None, "", {}))
         line = _encode(record).encode() + b"\n"
@@ -121,33 +99,3 @@ class Journal:
             self.flush()
             os.close(self._descriptor)
             self._descriptor = -1
-
-
-def read(path: Path) -> Iterator[JournalRecord]:
-    """Records of a journal, oldest first. A torn last line (the disk was full) is passed over; others are errors."""
-    data = path.read_bytes()
-    lines = data.split(b"\n")
-    for number, line in enumerate(lines, 1):
-        if not line:
-            continue
-        try:
-            yield JournalRecord.model_validate_json(line)
-        except ValueError as error:
-            if number == len(lines):
-                return
-            raise InfraError(f"{path}:{number}: not a journal record: {error}") from error
-
-
-def fold(records: Iterator[JournalRecord]) -> Mapping[str, JournalRecord]:
-    """The latest record of each sandbox that has not ended, with the facts of its earlier records filled in."""
-    latest: dict[str, JournalRecord] = {}
-    for record in records:
-        if record.state is State.CLOSED:
-            latest.pop(record.sandbox, None)
-            continue
-        before = latest.get(record.sandbox)
-        if before is not None:
-            known = before.model_dump(exclude_none=True) | record.model_dump(exclude_none=True, exclude_defaults=True)
-            record = JournalRecord.model_validate(known)
-        latest[record.sandbox] = record
-    return latest
