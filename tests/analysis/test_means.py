@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import f_oneway
+from scipy.stats import f_oneway, ttest_1samp
 from scipy.stats import t as student
-from scipy.stats import ttest_1samp
 
 from proctor.analysis.means import Tasks, suite_mean
 from proctor.analysis.resample import Resampler, by_cluster, percentiles
