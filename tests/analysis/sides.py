@@ -50,6 +50,6 @@ def make_trials(
 
 
 def single(agent: str, passed: str, **columns: Any) -> pl.DataFrame:
-    """One attempt at each task: `+` passed, `-` not, `!` an infrastructure fault, `s` stopped."""
-    marks: dict[str, float | str] = {"+": 1.0, "-": 0.0, "!": "infra_error", "s": "stopped"}
+    """One attempt at each task: `+` passed, `-` not, `!` infrastructure, `s` stopped, `u` cannot be run here."""
+    marks: dict[str, float | str] = {"+": 1.0, "-": 0.0, "!": "infra_error", "s": "stopped", "u": "unrunnable"}
     return make_trials(agent, {f"task-{i:03}": [marks[mark]] for i, mark in enumerate(passed)}, **columns)

@@ -153,6 +153,17 @@ def test_what_has_no_score_is_counted_and_bounded() -> None:
     assert found.worst < found.difference.point < found.best
 
 
+def test_what_neither_can_run_here_is_counted_and_held_against_nobody() -> None:
+    sides = {"a": single("a", "+" * 80 + "u" * 20), "b": single("b", "+" * 80 + "u" * 20)}
+    result = compare(sides, QUICK, gate=GateRule(0.1))
+    (found,) = result.claims
+    assert result.contenders[0].excluded == {"unrunnable": 20}
+    assert found.unpaired == {"cannot be run here": 20}
+    assert (found.worst, found.best) == (0.0, 0.0)
+    assert result.gate
+    assert result.gate.verdict == "pass"
+
+
 def test_tasks_of_one_side_only_are_named() -> None:
     found = claim(single("a", "+-+-+-++"), single("b", "+-+-"))
     assert found.tasks == 4

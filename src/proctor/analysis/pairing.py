@@ -33,6 +33,8 @@ MUST_AGREE: Mapping[str, str] = {
 """Columns that have to be equal on both sides of every task, where the frame has them and knows them."""
 STOPPED = "stopped"
 """Outcome of planned trials that a stopping rule left out."""
+UNRUNNABLE = "unrunnable"
+"""Outcome of tasks that the dataset holds and the machine of the run could not run."""
 _SHOWN = 3
 
 
@@ -209,6 +211,8 @@ def _by_task(trials: pl.DataFrame, score: str) -> pl.DataFrame:
             ((pl.col("value") - pl.col("value").mean()) ** 2).sum().alias("deviation"),
             pl.col("value").is_in([0.0, 1.0]).all().alias("binary"),
             (pl.col("outcome") == STOPPED).sum().cast(pl.Int64).alias("stopped"),
+            pl.col("outcome").is_in([STOPPED, UNRUNNABLE]).sum().cast(pl.Int64).alias("untried"),
+            (pl.col("outcome") == UNRUNNABLE).all().alias("unrunnable"),
         )
     )
 
@@ -216,9 +220,13 @@ def _by_task(trials: pl.DataFrame, score: str) -> pl.DataFrame:
 def _unpaired(joined: pl.DataFrame) -> dict[str, int]:
     """Why tasks could not be paired, with how many."""
     reasons: Counter[str] = Counter()
-    columns = ("planned", "graded", "stopped", "planned_other", "graded_other", "stopped_other")
-    for planned, graded, stopped, planned_other, graded_other, stopped_other in joined.select(columns).iter_rows():
-        if planned is None:
+    columns = ("planned", "graded", "stopped", "planned_other", "graded_other", "stopped_other", "nowhere")
+    for planned, graded, stopped, planned_other, graded_other, stopped_other, nowhere in (
+        joined.with_columns(_nowhere().alias("nowhere")).select(columns).iter_rows()
+    ):
+        if nowhere:
+            reasons["cannot be run here"] += 1
+        elif planned is None:
             reasons["only the contender was given it"] += 1
         elif planned_other is None:
             reasons["only the baseline was given it"] += 1
@@ -235,12 +243,12 @@ def _unpaired(joined: pl.DataFrame) -> dict[str, int]:
 
 def _bounds(joined: pl.DataFrame) -> tuple[float, float]:
     """The differences if every trial without a score, at tasks both were given, had gone against the contender or for
-    it. Trials that a stopping rule left out are not missing: nobody tried them."""
+    it. Trials that a stopping rule left out, or that cannot be run here, are not missing: nobody tried them."""
     import polars as pl
 
     tried = joined.filter(pl.col("planned").is_not_null() & pl.col("planned_other").is_not_null()).with_columns(
-        (pl.col("planned") - pl.col("stopped")).alias("n"),
-        (pl.col("planned_other") - pl.col("stopped_other")).alias("m"),
+        (pl.col("planned") - pl.col("untried")).alias("n"),
+        (pl.col("planned_other") - pl.col("untried_other")).alias("m"),
     )
     tried = tried.filter((pl.col("n") > 0) & (pl.col("m") > 0))
     low, high = pl.col("total") / pl.col("n"), (pl.col("total") + pl.col("n") - pl.col("graded")) / pl.col("n")
@@ -256,12 +264,21 @@ def _within(both: pl.DataFrame, side: str) -> float | None:
 
 
 def _excluded_share(joined: pl.DataFrame, side: str) -> float:
-    """Trials of one side without a score, by the plan of the side that was given more at each task."""
+    """Trials of one side without a score, by the plan of the side that was given more at each task. What neither side
+    can run here is not asked for."""
     import polars as pl
 
     planned = pl.max_horizontal("planned", "planned_other")
-    share = joined.select(1 - pl.col(f"graded{side}").fill_null(0).sum() / planned.sum()).item()
+    asked = joined.filter(~_nowhere())
+    share = asked.select(1 - pl.col(f"graded{side}").fill_null(0).sum() / planned.sum()).item()
     return max(0.0, float(share))
+
+
+def _nowhere() -> pl.Expr:
+    """The task cannot be run here by either side."""
+    import polars as pl
+
+    return (pl.col("unrunnable") & pl.col("unrunnable_other")).fill_null(False)
 
 
 def _harmonic(counts: NDArray[np.int64]) -> float:

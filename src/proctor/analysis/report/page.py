@@ -39,6 +39,7 @@ MARKS = {
     "cancelled": ("-", "cancelled"),
     "stopped": ("s", "left out by a stopping rule"),
     "planned": ("·", "not run"),
+    "unrunnable": ("u", "cannot be run here"),
 }
 """Outcome -> its mark and its words."""
 
