@@ -390,3 +390,25 @@ async def test_a_fork_without_room_changes_nothing(tmp_path: Path) -> None:
         assert (await box.exec("pgrep -c sleep")).text == "1\n"
         (child,) = await box.fork(1)
         assert (await child.exec(["true"])).ok
+
+
+async def test_a_workdir_that_became_something_else_does_not_end_the_sandbox(edge: Edge) -> None:
+    """Whoever is root inside can put a file in its place; snapshots are still taken, and commands say what is wrong."""
+    async with await edge.create(small(workdir="/place")) as box:
+        await box.exec("cd /; rm -r /place; echo > /place")
+        await box.snapshot()
+        assert (await box.exec("true")).exit_code == 126
+        (child,) = await box.fork()
+        async with child:
+            assert (await child.exec("true", cwd="/")).ok
+        await box.reset()
+        assert (await box.exec("pwd")).text == "/place\n"
+
+
+async def test_root_is_root_whatever_the_accounts_say(box: Box) -> None:
+    """Otherwise whoever can write /etc/passwd could take commands and file operations away from the host."""
+    for sabotage in ("mkfifo /etc/passwd /etc/group", "echo root:x:1000:1000::/:/bin/sh > /etc/passwd"):
+        await box.exec(f"rm -f /etc/passwd /etc/group; {sabotage}")
+        assert (await box.exec("id -u")).text == "0\n"
+        await box.write("/root/file", b"x")
+        assert await box.read("/root/file") == b"x"

@@ -21,6 +21,7 @@ from proctor.sandbox.contract import (
     DiffEntry,
     EndReason,
     ExecResult,
+    FileError,
     FileStat,
     Image,
     LaunchError,
@@ -452,7 +453,12 @@ class Box:
             await self._end_incarnation()
             raise LaunchError(f"{self.id}: the guest ended at once: {live.channel.lost.message}")
         if self.spec.workdir is not None:
-            await live.channel.mkdir(self.spec.workdir)
+            try:
+                await live.channel.mkdir(self.spec.workdir)
+            except FileError:
+                # Above layers that a sandbox wrote, something else may be there; its commands will say so.
+                if len(self._stack) <= len(self.image.layers):
+                    raise
         self._last_use = anyio.current_time()
 
     async def _end_incarnation(self) -> None:
