@@ -18,7 +18,7 @@ from proctor.grading.deliverable import dropped_findings, listing
 from proctor.grading.flaky import settle, unsettled
 from proctor.grading.harbor import reward_map, run_verifier
 from proctor.grading.protect import Protection
-from proctor.grading.room import Rooms, make_tester, place_changes, place_toolkit
+from proctor.grading.room import RoomBroken, Rooms, make_tester, place_changes, place_toolkit
 from proctor.grading.sanitise import Policy, apply_plan, read_plan
 from proctor.grading.suite import SuiteRun, compat_verdict, run_suite
 from proctor.grading.workspace import Applied, TestsDoNotApply, bring_patch, bring_tests, bring_work, shut
@@ -131,6 +131,9 @@ class _Examiner:
                 raise ConfigError("the task has no test groups", field="proctor.tests")
             return await self.by_tests(spec)
         except WorkRefused as error:
+            return self.unresolved_unrun(str(error))
+        except (RoomBroken, FileError) as error:
+            self.findings.append(GradeFinding("broken-room", str(error), "review"))
             return self.unresolved_unrun(str(error))
 
     def unresolved_unrun(self, why: str, *, applied: bool = False) -> Grade:

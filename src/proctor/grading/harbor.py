@@ -9,7 +9,7 @@ from proctor.common import ConfigError, InfraError
 from proctor.grading.contract import GradeFinding
 from proctor.grading.guard import RewardGuard
 from proctor.grading.reward import MAX_REWARD_BYTES, BadReward, Rewards, parse_json, parse_text
-from proctor.grading.room import discard, place_toolkit
+from proctor.grading.room import check_started, discard, place_toolkit
 from proctor.grading.witness import Witness, place_witness
 from proctor.sandbox.contract import EndReason, FileError, OutputLimit
 
@@ -65,6 +65,7 @@ async def run_verifier(box: Sandbox, verifier: Verifier, *, workdir: str, in_pla
                 report_fd=witness.report_fd,
             )
         )
+        check_started(result)
         if result.reason in (EndReason.GUEST_LOST, EndReason.EDGE_LOST, EndReason.KILLED):
             raise InfraError(f"the clean room was lost while the verifier ran ({result.reason})")
         if not in_place and await box.kill_all():

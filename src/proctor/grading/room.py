@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from proctor.grading.deliverable import Change, FileState
-    from proctor.sandbox.contract import Image, Layer, Sandbox
+    from proctor.sandbox.contract import ExecResult, Image, Layer, Sandbox
     from proctor.sandbox.edge import Edge
     from proctor.tasks.model import Task
 
 TESTER = "tester"
 _TESTER_ID = 60_123
 _GRACE_S = 300.0
+_NOT_STARTED = 126
 
 
 @dataclass(slots=True)
@@ -83,6 +84,18 @@ def _plain(receipt: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {key: value for key, value in asdict(receipt).items() if value is not None}
+
+
+class RoomBroken(Exception):
+    """The work left a room in which the verifier cannot be started or its files cannot be placed. Whoever made it so
+    does not thereby leave the denominator; a task that is itself like that is found out by its oracle."""
+
+
+def check_started(result: ExecResult) -> None:
+    """Raise RoomBroken when a command did not start for a reason that lies in the room's disk: its working directory
+    or its accounts."""
+    if result.exit_code == _NOT_STARTED and result.error_text.startswith(("proctor: chdir:", "proctor: user:")):
+        raise RoomBroken(f"the verifier cannot be started: {result.error_text.strip().removeprefix('proctor: ')}")
 
 
 async def place_toolkit(box: Sandbox) -> None:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/boot", "/run", "/var/spool",
           "/var/lib/dpkg", "/var/lib/apt", "/dev", "/proc", "/sys")  # fmt: skip
 VERIFIER = ("/tests", "/logs", "/solution")
+_PLACES = ("/logs", "/home", "/root", "/tmp", "/opt", "/var", "/var/tmp")
+"""Directories that the verifier needs as such; a file or a link in their place does not cross."""
 KEPT_LOGS = "/logs/artifacts"
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _START_UP = frozenset({"sitecustomize.py", "usercustomize.py", ".bashrc", ".profile", ".bash_profile", ".bash_login",
@@ -82,6 +84,8 @@ def reason_to_drop(entry: DiffEntry, policy: Policy) -> Reason | None:
     path, name = entry.path, entry.path.rsplit("/", 1)[-1]
     parts = path.strip("/").split("/")
     if _below(path, VERIFIER) and not _below(path, (KEPT_LOGS,)) and path != "/logs":
+        return "verifier"
+    if path in _PLACES and entry.kind != "dir" and entry.change != "deleted":
         return "verifier"
     if entry.kind not in ("file", "dir", "link"):
         return "special"

@@ -11,6 +11,7 @@ from proctor.grading.channel import IN_PROCESS, prepare
 from proctor.grading.command import Invocation, parse_command
 from proctor.grading.junit import judge_junit
 from proctor.grading.report import parse_report
+from proctor.grading.room import check_started
 from proctor.grading.verdict import StrictVerdict, judge
 from proctor.sandbox.contract import EndReason, OutputLimit
 
@@ -109,6 +110,7 @@ async def _resolve(
 
 async def _look_up(box: Sandbox, name: str, cwd: str, env: Mapping[str, str], user: str) -> tuple[str, str]:
     result = await box.exec(["/bin/sh", "-c", _LOOKUP, "sh", name], cwd=cwd, env=env, user=user, timeout_s=30)
+    check_started(result)
     lines = result.text.splitlines()
     if not lines:
         raise ConfigError(
@@ -175,6 +177,7 @@ async def _run_commands(box: Sandbox, spec: TestSpec, env: Mapping[str, str], *,
 
 
 def _check(result: ExecResult) -> None:
+    check_started(result)
     if result.reason in (EndReason.GUEST_LOST, EndReason.EDGE_LOST, EndReason.KILLED):
         raise InfraError(f"the clean room was lost while tests ran ({result.reason})")
 

@@ -1,0 +1,68 @@
+"""A candidate that is about to fail must not be able to make its grade an error: errors leave the denominator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from proctor.tasks.model import Carry
+
+from .test_rooms import PROGRAM, WRONG, attempt, edge, groups_task, image, reward_task
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from proctor.sandbox import Edge
+    from proctor.sandbox.contract import Image
+
+__all__ = ["edge", "image"]
+pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
+
+SABOTAGE = {
+    "logs is a file": "rm -rf /logs; echo > /logs",
+    "logs is a link into itself": "rm -rf /logs; ln -s logs /logs",
+    "logs leads to a device": "rm -rf /logs; ln -s /dev/null /logs",
+    "home is a file": "rm -rf /home; echo > /home",
+    "no accounts": "rm -f /etc/passwd /etc/group; mkfifo /etc/passwd /etc/group",
+    "another root": "echo 'root:x:1000:1000::/:/bin/sh' > /etc/passwd",
+    "tmp is a file": "rm -rf /tmp; echo > /tmp",
+    "opt is a file": "rm -rf /opt; echo > /opt",
+    "the workdir is a file": "cd /; rm -rf /app; echo > /app",
+    "the workdir is a link": "cd /; mv /app /elsewhere; ln -s /proc/self/root/nowhere /app",
+    "the workdir is gone": "cd /; rm -rf /app",
+    "everything is a directory": "cd /app; for f in calc.py tests/test_add.py; do rm -rf $f; mkdir -p $f/x; done",
+    "the tests are a link": "cd /app; rm -rf tests; ln -s /etc tests",
+    "the disk is full": "head -c 200M /dev/zero > /app/big; for i in $(seq 20000); do : > /app/f$i || break; done",
+}
+
+
+@pytest.mark.parametrize("sabotage", SABOTAGE)
+@pytest.mark.parametrize("kind", ["filesystem", "system", "paths"])
+async def test_reward_file(edge: Edge, image: Image, tmp_path: Path, sabotage: str, kind: str) -> None:
+    carry = Carry("paths", paths=("/app",)) if kind == "paths" else Carry("filesystem", system=kind == "system")
+    _, result = await attempt(edge, image, reward_task(tmp_path, carry), WRONG + SABOTAGE[sabotage])
+    assert result.verdict == "unresolved", result
+
+
+@pytest.mark.parametrize("sabotage", SABOTAGE)
+async def test_live(edge: Edge, image: Image, tmp_path: Path, sabotage: str) -> None:
+    _, result = await attempt(edge, image, reward_task(tmp_path, Carry("live")), WRONG + SABOTAGE[sabotage])
+    assert result.verdict == "unresolved", result
+
+
+@pytest.mark.parametrize("sabotage", SABOTAGE)
+@pytest.mark.parametrize("kind", ["patch", "filesystem", "system"])
+async def test_groups(edge: Edge, image: Image, tmp_path: Path, sabotage: str, kind: str) -> None:
+    from dataclasses import replace
+
+    task = groups_task(tmp_path, image)
+    if kind != "patch":
+        task = replace(task, carry=Carry("filesystem", repo="/app", system=kind == "system"))
+    _, result = await attempt(edge, image, task, WRONG + SABOTAGE[sabotage], reruns=0)
+    assert result.verdict == "unresolved", result
+
+
+async def test_honest_work_beside_it_still_counts(edge: Edge, image: Image, tmp_path: Path) -> None:
+    _, result = await attempt(edge, image, reward_task(tmp_path), PROGRAM + SABOTAGE["logs is a file"])
+    assert result.verdict == "resolved", result
