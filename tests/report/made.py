@@ -132,7 +132,7 @@ def _record(folder: Path, row: Mapping[str, Any], outcome: str, made: MadeRun, d
             agent=row["agent"], attempt=row["attempt"], seed=row["seed"], tries=1, outcome=outcome, stop="finished",
             detail=made.text, verdict=("resolved" if won else "unresolved") if graded else None,
             rewards={"reward": float(won)} if graded else {}, steps=made.steps, execs=made.steps, tool_calls=made.steps,
-            usage=UsageTotals(model_calls=made.steps, prompt_tokens=tokens, cached_tokens=0, 
+            usage=UsageTotals(model_calls=made.steps, prompt_tokens=tokens, cached_tokens=0,
                               completion_tokens=tokens // 9, reasoning_tokens=0, cost_usd=tokens * 2e-6),
             returned_models=[f"model-{row['agent']}"],
             stages=[StageTime(stage=Stage.EXECUTION, started_at=AT, ended_at=AT, duration_s=took)],

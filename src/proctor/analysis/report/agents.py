@@ -18,6 +18,7 @@ from proctor.analysis.report.sections import (
     Two,
     amount,
     counted,
+    grouped,
     percent,
     point_span,
     points,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from proctor.analysis.aggregate import Aggregate
     from proctor.analysis.cells import Dimension
     from proctor.analysis.faces import Cost, Front
+    from proctor.analysis.proportions import Interval
     from proctor.analysis.report.model import Report
     from proctor.analysis.summaries import Group, Summary
 
@@ -83,8 +85,8 @@ def repeats(report: Report) -> Section:
         (
             Named(one.agent, colour),
             str(point.k),
-            Two(percent(point.pass_at.point), span(point.pass_at)),
-            Two(percent(point.pass_hat.point), span(point.pass_hat)),
+            f"{percent(point.pass_at.point)} ({span(point.pass_at)})",
+            f"{percent(point.pass_hat.point)} ({span(point.pass_hat)})",
             f"{point.tasks:,}",
         )
         for colour, one in shown
@@ -92,7 +94,8 @@ def repeats(report: Report) -> Section:
     )
     columns = (Column("agent"), Column("k", "number"), Column("pass@k", "number"), Column("pass^k", "number"),
                Column("tasks", "number"))  # fmt: skip
-    ends = tuple(Note(f"{one.agent}: the curve ends there because {one.curve.ends}.") for _, one in shown)
+    reasons = grouped([(one.agent, one.curve.ends) for _, one in shown], len(report.aggregate.summaries))
+    ends = tuple(Note(f"Why it ends there: {line}.") for line in reasons)
     return Section("repeats", title, (Figure(chart, caption, legend), Table("pass@k and pass^k", columns, rows), *ends))
 
 
@@ -144,7 +147,8 @@ def _front_figure(result: Aggregate, front: Front) -> Figure:
         f"{'' if point.on_front else f', beaten by {point.dominated_by}'}."
         for point in best
     )
-    picture = scatter(f"Success rate against {name}", description, spots, f"{name} of a trial, mean")
+    picture = scatter(f"Success rate against {name}", description, spots, f"{name} of a trial, mean",
+                      lambda value: amount(value, front.measure))  # fmt: skip
     on = ", ".join(point.agent for point in front.points if point.on_front)
     return Figure(picture, f"Up and to the left is better. On the front by {name}: {on}.")
 
@@ -154,14 +158,20 @@ def _cost(economy: Sequence[Cost], measure: str) -> object:
     if cost is None or not cost.known:
         return "unknown"
     won, each = cost.per_resolved, cost.per_trial
-    first = f"{amount(won.point, measure)} ({_range(won.low, won.high, measure)})" if won else "nothing resolved"
+    first = _with_range(won, measure) if won else "nothing resolved"
     some = "" if cost.known == cost.graded else f"; known of {cost.known} of {cost.graded}"
-    second = f"{amount(each.point, measure)} ({_range(each.low, each.high, measure)}){some}" if each else "unknown"
+    second = f"{_with_range(each, measure)}{some}" if each else "unknown"
     return Two(first, second)
 
 
-def _range(low: float, high: float, measure: str) -> str:
-    return f"{amount(low, measure)} to {'∞' if math.isinf(high) else amount(high, measure)}"
+def _with_range(value: Interval, measure: str) -> str:
+    """`284 ms (148 to 420)`: a unit is written once, unless the ends have another."""
+    point = amount(value.point, measure)
+    ends = [amount(value.low, measure), "∞" if math.isinf(value.high) else amount(value.high, measure)]
+    unit = point.rpartition(" ")[2] if measure.endswith("_s") else ""
+    if all(end.endswith(f" {unit}") or end == "∞" for end in ends):
+        ends = [end.removesuffix(f" {unit}") for end in ends]
+    return f"{point} ({' to '.join(end.removeprefix('$') for end in ends)})"
 
 
 def groups(report: Report) -> Section:

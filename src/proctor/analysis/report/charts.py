@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from proctor.common.text import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 COLOURS = 8
 _ROW = 22
@@ -141,15 +141,19 @@ def curves(title: str, description: str, series: Sequence[Series], ticks: Sequen
         for tick in ticks
     ]
     parts.append(element("text", x_label, x="50%", y=_HEIGHT + 38, text_anchor="middle", class_="label"))
-    for line in series:
+    for place, line in enumerate(series):
         tone = f"c{line.colour % COLOURS}" + (" dashed" if line.dashed else "")
+        drawn: list[Markup] = []
         for one, other in zip(line.points, line.points[1:], strict=False):
-            parts.append(element("line", x1=scale.x(one[0]), y1=_y(one[1]), x2=scale.x(other[0]), y2=_y(other[1]),
+            drawn.append(element("line", x1=scale.x(one[0]), y1=_y(one[1]), x2=scale.x(other[0]), y2=_y(other[1]),
                                  class_=f"line {tone}"))  # fmt: skip
         for x, y, low, high in line.points:
-            parts.append(element("line", x1=scale.x(x), x2=scale.x(x), y1=_y(low), y2=_y(high),
+            drawn.append(element("line", x1=scale.x(x), x2=scale.x(x), y1=_y(low), y2=_y(high),
                                  class_=f"whisker {tone}"))  # fmt: skip
-            parts.append(_marker(scale.x(x), _y(y), line.colour, hollow=line.dashed))
+            drawn.append(_marker(scale.x(x), _y(y), line.colour, hollow=line.dashed))
+        # A few pixels aside, so that one interval does not hide another.
+        aside = 4 * (place - (len(series) - 1) / 2)
+        parts.append(element("g", *drawn, transform=f"translate({aside:g} 0)"))
     return _chart(title, description, parts)
 
 
@@ -163,7 +167,7 @@ class Spot:
     y: tuple[float, float, float]
 
 
-def scatter(title: str, description: str, spots: Sequence[Spot], x_label: str) -> Markup:
+def scatter(title: str, description: str, spots: Sequence[Spot], x_label: str, ticks: Callable[[float], str]) -> Markup:
     """Success (0 to 1) against a cost, with both intervals. Names stand beside their dots without covering each
     other."""
     finite = [value for spot in spots for value in spot.x if math.isfinite(value)]
@@ -171,7 +175,7 @@ def scatter(title: str, description: str, spots: Sequence[Spot], x_label: str) -
     scale = Scale(0.0, end)
     parts: list[Markup] = [*_rate_grid()]
     parts += [
-        element("text", short(end * share), x=f"{100 * share:g}%", y=_HEIGHT + 18, text_anchor="middle", class_="label")
+        element("text", ticks(end * share), x=f"{100 * share:g}%", y=_HEIGHT + 18, text_anchor="middle", class_="label")
         for share in (0.0, 0.25, 0.5, 0.75, 1.0)
     ]
     parts.append(element("text", x_label, x="50%", y=_HEIGHT + 38, text_anchor="middle", class_="label"))

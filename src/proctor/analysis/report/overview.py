@@ -16,6 +16,7 @@ from proctor.analysis.report.sections import (
     Table,
     Two,
     counted,
+    grouped,
     percent,
     point_span,
     points,
@@ -82,11 +83,9 @@ def _said(report: Report) -> Iterator[tuple[str, Tone]]:
                 f"if all had been resolved, {percent(summary.best)}.",
                 "warn",
             )
-    notes = [(note, one.agent) for one in report.aggregate.summaries for note in one.notes]
-    for line in dict.fromkeys(note for note, _ in notes):
-        who = [agent for note, agent in notes if note == line]
-        everyone = len(who) == len(report.aggregate.summaries) > 1
-        yield f"{'All agents' if everyone else ', '.join(who)}: {line}.", "quiet"
+    summaries = report.aggregate.summaries
+    for line in grouped([(one.agent, note) for one in summaries for note in one.notes], len(summaries)):
+        yield f"{line}.", "quiet"
     for note in report.aggregate.notes:
         yield f"{note[:1].upper()}{note[1:]}.", "warn"
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal
 from proctor.analysis.report.charts import short
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from markupsafe import Markup
 
     from proctor.analysis.proportions import Interval
@@ -164,6 +166,15 @@ def probability(p: float) -> str:
 def counted(count: int, noun: str, plural: str = "") -> str:
     """`1 task`, `2 tasks`."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def grouped(lines: Sequence[tuple[str, str]], agents: int) -> list[str]:
+    """Lines of agents, those that are the same put together: `one, two: only 9 tasks`."""
+    found = []
+    for line in dict.fromkeys(line for _, line in lines):
+        who = [agent for agent, said in lines if said == line]
+        found.append(f"{'all agents' if len(who) == agents > 1 else ', '.join(who)}: {line}")
+    return found
 
 
 def reasons(counts: object) -> str:
