@@ -126,6 +126,14 @@ def test_help_imports_nothing_heavy(verb: str) -> None:
     assert "HEAVY []" in result.stdout
 
 
+def test_a_missing_extra_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "polars", None)
+    text = say(capsys, "compare", "old.parquet", "new.parquet", code=5)
+    assert text == "proctor: polars is not installed (pip install 'proctor[analysis]')\n"
+
+
 def test_plan_in_all_directions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "3,876" in say(capsys, "plan", "--effect", "0.03")
     assert "13.2 points" in say(capsys, "plan", "--tasks", "200", "--cost-per-trial", "0.4")

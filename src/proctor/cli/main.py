@@ -22,6 +22,10 @@ VERBS: dict[str, tuple[str, str, str]] = {
 }
 
 
+ANALYSIS_EXTRA = frozenset({"jinja2", "numpy", "polars", "scipy", "statsmodels"})
+"""Packages that only the statistician needs; running exams does not."""
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are invoked; their help lines live in VERBS."""
 
@@ -55,6 +59,11 @@ def main(arguments: list[str] | None = None) -> Any:
 
     try:
         return cli.main(args=arguments, prog_name="proctor", standalone_mode=False) or 0
+    except ModuleNotFoundError as error:
+        if error.name not in ANALYSIS_EXTRA:
+            raise
+        click.echo(f"proctor: {error.name} is not installed (pip install 'proctor[analysis]')", err=True)
+        return int(ExitCode.REFUSED)
     except ProctorError as error:
         click.echo(f"proctor: {error.line()}", err=True)
         return int(error.exit_code)
