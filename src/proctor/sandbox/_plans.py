@@ -68,16 +68,19 @@ def make_plan(
 
 
 def mechanisms_of(
-    layout: CgroupLayout, resources: Resources, driver: disk.Driver, launched: Launched
+    layout: CgroupLayout, resources: Resources, driver: disk.Driver, launched: Launched, *, memory_works: bool
 ) -> dict[str, str]:
-    """What enforces each limit here, and what the launcher had to choose: for the receipt."""
+    """What enforces each limit here, what the launcher had to choose, and why `auto` chose loop: for the receipt."""
     size_mb = disk.memory_size_mb(resources)
     group = f"cgroup v{layout.version}"
+    image = f"ext4 image of {resources.disk_mb} MB"
+    if not memory_works and resources.disk_driver == "auto":
+        image += f" ({disk.NO_MEMORY_REASON})"
     return {
         "memory": group,
         "cpus": group,
         "pids": group,
-        "disk": {"memory": f"tmpfs of {size_mb} MB", "loop": f"ext4 image of {resources.disk_mb} MB"}[driver],
+        "disk": image if driver == "loop" else f"tmpfs of {size_mb} MB",
         "ids": f"user namespace at {launched.uid_base}",
         **{f"launcher.{name}": value for name, value in launched.facts.items()},
     }

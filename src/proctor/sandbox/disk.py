@@ -5,7 +5,8 @@
 - `loop`: a sparse ext4 image of exactly that size and number of inodes. The image is copied from a template that is
   formatted once per size (a 1 GiB image is about 100 KiB of metadata, so a copy takes a fraction of a millisecond),
   and loses its name as soon as it is attached, so nothing can be left behind.
-- `auto`: memory when the disk fits into the memory limit, else loop.
+- `auto`: memory when the disk fits into the memory limit and the kernel can give a tmpfs the ids of a sandbox (Linux
+  6.3 and later), else loop. What it can do is learnt from the first launch that tries, not from its version.
 
 XFS and ext4 project quotas would do too, but need a file system that most machines do not have.
 """
@@ -35,18 +36,21 @@ _MKFS_TIMEOUT_S = 60
 _FEATURES = "^has_journal,^resize_inode,sparse_super2"
 
 
-def choose(resources: Resources) -> Driver:
-    """The driver for these resources; refuses what neither can honour."""
+NO_MEMORY_REASON = "this kernel has no id-mapped tmpfs"
+
+
+def choose(resources: Resources, *, memory_works: bool = True) -> Driver:
+    """The driver for these resources; refuses what neither can honour. `memory_works`: as far as is known."""
     if resources.disk_mb < 1 or resources.disk_inodes < 16:
         raise RefusedError("needs at least 1 MB and 16 files", field="resources.disk_mb")
     driver = resources.disk_driver
     if driver == "auto":
-        driver = "memory" if resources.disk_mb <= resources.memory_mb else "loop"
+        driver = "memory" if memory_works and resources.disk_mb <= resources.memory_mb else "loop"
     if driver == "loop" and resources.disk_mb < _SMALLEST_LOOP_MB:
         raise RefusedError(
             f"a loop image has at least {_SMALLEST_LOOP_MB} MB",
             field="resources.disk_mb",
-            remedy="use the memory driver",
+            remedy="use the memory driver" if memory_works else f"ask for more: {NO_MEMORY_REASON}",
         )
     return driver
 

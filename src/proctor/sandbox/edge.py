@@ -9,6 +9,7 @@ async context manager; leaving it ends every sandbox it made.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -42,7 +43,7 @@ from proctor.sandbox.contract import (
 from proctor.sandbox.journal import Journal, State
 from proctor.sandbox.native.cgroup import CgroupLayout
 from proctor.sandbox.native.channel import GuestChannel
-from proctor.sandbox.native.launcher import Launched, Launcher, LauncherConfig
+from proctor.sandbox.native.launcher import Launched, Launcher, LauncherConfig, StepError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
+    from proctor.sandbox.contract import Resources
     from proctor.sandbox.images import ImageStore
     from proctor.sandbox.native.cgroup import SlotGroup
     from proctor.sandbox.native.plan import Plan
@@ -87,6 +89,7 @@ class Edge:
         self._boxes: dict[str, Box] = {}
         self._count = 0
         self._closing_slots: set[str] = set()
+        self._memory_works = True  # until a launch shows otherwise
         self._token: Token[Edge | None] | None = None
 
     # --- start and stop ---------------------------------------------------------------------------------------------
@@ -209,7 +212,7 @@ class Edge:
         """Wait for room; returns the id of the sandbox that may now be opened."""
         self._count += 1
         box_id = f"{self.id}-{self._count}"
-        driver = disk.choose(spec.resources)
+        driver = disk.choose(spec.resources, memory_works=self._memory_works)
         await self._admit(box_id, Demand.of(spec.resources, on_disk=driver == "loop"), deadline_s)
         return box_id
 
@@ -282,15 +285,34 @@ class Edge:
 
     async def _launch(self, box: Box, number: int, stack: tuple[Layer, ...]) -> Incarnation:
         """Start a guest for `box`. Raises LaunchError; then nothing of it is left."""
+        resources = box.spec.resources
+        driver = disk.choose(resources, memory_works=self._memory_works)
         with self._launching():
-            return await self._launch_now(box, number, stack)
+            try:
+                return await self._launch_on(driver, box, number, stack)
+            except StepError as error:
+                refused = error.step == "upper-idmap" and error.errno == errno.EINVAL
+                if not refused or driver != "memory" or resources.disk_driver != "auto":
+                    raise
+                self._memory_works = False
+                driver = disk.choose(resources, memory_works=False)
+                self._promise_disk(box.id, resources)
+                return await self._launch_on(driver, box, number, stack)
 
-    async def _launch_now(self, box: Box, number: int, stack: tuple[Layer, ...]) -> Incarnation:
+    def _promise_disk(self, box_id: str, resources: Resources) -> None:
+        """A sandbox that was admitted with its disk in memory must have it on the machine's disk."""
+        demand = Demand.of(resources, on_disk=True)
+        self._ledger.held.pop(box_id, None)
+        obstacle = self._ledger.obstacle(demand, self._machine())
+        self._ledger.held[box_id] = demand
+        if obstacle is not None:
+            raise RefusedError(f"no room for a disk image: {obstacle[1]}", field=obstacle[0], remedy="free disk space")
+
+    async def _launch_on(self, driver: disk.Driver, box: Box, number: int, stack: tuple[Layer, ...]) -> Incarnation:
         self._journal.write(
             box.id, State.INTENT, incarnation=number, image=box.image.ref, labels=dict(box.spec.labels) or None
         )
         point("create:after-intent")
-        driver = disk.choose(box.spec.resources)
         plan_name = f"{box.id}-{number}"
         image_file = self._directory.path / "disks" / f"{plan_name}.img" if driver == "loop" else None
         try:
@@ -370,7 +392,7 @@ class Edge:
         group = self._layout.slot(self.id, launched.slot)
         counters = Counters(group, launched.upper_fd)
         channel = GuestChannel(launched.channel, attribution=counters)
-        mechanisms = mechanisms_of(self._layout, box.spec.resources, driver, launched)
+        mechanisms = mechanisms_of(self._layout, box.spec.resources, driver, launched, memory_works=self._memory_works)
         return Incarnation(number, launched, group, channel, counters, driver, mechanisms)
 
     async def _serve(self, box: Box, incarnation: Incarnation, *, task_status: TaskStatus[None]) -> None:

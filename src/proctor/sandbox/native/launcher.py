@@ -56,6 +56,15 @@ _REMEDIES = {
 """What to do about a step that fails for a known reason."""
 
 
+class StepError(LaunchError):
+    """A launch failed at `step` with the kernel's `errno`; nothing of it is left."""
+
+    def __init__(self, message: str, *, step: str, errno: int) -> None:
+        self.step = step
+        self.errno = errno
+        super().__init__(message, remedy=_REMEDIES.get(step))
+
+
 @dataclass(frozen=True, slots=True)
 class LauncherConfig:
     """How to start a launcher. `edge` names its cgroup directories; one launcher per name."""
@@ -174,9 +183,8 @@ class Launcher:
             if reply.slot:
                 with anyio.CancelScope(shield=True):
                     await self.layout.slot(self.config.edge, reply.slot).destroy()
-            raise LaunchError(
-                f"{plan.name}: {reply.step}: {os.strerror(reply.errno)}", remedy=_REMEDIES.get(reply.step)
-            )
+            message = f"{plan.name}: {reply.step}: {os.strerror(reply.errno)}"
+            raise StepError(message, step=reply.step, errno=reply.errno)
         return _launched(reply, pending.fds)
 
     @property
