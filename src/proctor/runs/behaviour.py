@@ -41,8 +41,12 @@ def read_behaviour(row: Mapping[str, Any]) -> Behaviour:
         raise ConfigError("behaviour is read from records, and this trial comes without one", field=row["trial_id"],
                           remedy="give run directories, not Parquet files")  # fmt: skip
     folder = Path(row["record"])
-    trajectory = read_trajectory(folder / "trajectory.json")
-    reported, logged = list(trajectory_actions(trajectory)), list(exec_actions(folder / "exec.jsonl"))
+    reported = list(trajectory_actions(read_trajectory(folder / "trajectory.json")))
+    return behaviour_of(row, reported, list(exec_actions(folder / "exec.jsonl")))
+
+
+def behaviour_of(row: Mapping[str, Any], reported: list[Action], logged: list[Action]) -> Behaviour:
+    """The behaviour of one trial from its row, the tool calls of its trajectory, and the host's log."""
     prompt, completion = row["prompt_tokens"], row["completion_tokens"]
     return Behaviour(
         trial=row["trial_id"],

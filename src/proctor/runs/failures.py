@@ -1,0 +1,157 @@
+"""From records to causes of failure and cards, and from a pointer back to what stands there on record."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proctor.analysis.cards import Card, checked, make_card
+from proctor.analysis.causes import Account, Judged, account, judge
+from proctor.analysis.observed import FindingSeen, Observed, TestSeen
+from proctor.runs.atif import read_trajectory
+from proctor.runs.behaviour import behaviour_of, exec_actions, text_of, trajectory_actions
+from proctor.runs.formats import DiffFile, FindingsFile, GradeFile, TrialResult, load
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import polars as pl
+
+    from proctor.analysis.observed import Pointer
+    from proctor.runs.atif import Trajectory
+
+_MAX_PLACE = 2_000_000
+"""A place that holds more text than this is not searched for a span."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Every planned trial of some runs, accounted for. `judged` are those with a record, in the order of the frame."""
+
+    account: Account
+    judged: tuple[Judged, ...]
+    unread: int
+    """Trials that ended and whose record is not there to be read; they are unclassified or resolved by their row."""
+
+    def cards(self) -> tuple[Card, ...]:
+        """The cards of trials that were not resolved, with statements that hold only."""
+        return tuple(card_of(one) for one in self.judged if one.cause is not None)
+
+
+def read_failures(trials: pl.DataFrame) -> Failures:
+    """Judge every trial of a frame. Trials without a record are judged by their row: their outcome and stop."""
+    judged: list[Judged] = []
+    not_run: list[tuple[str, str]] = []
+    unread = 0
+    for row in trials.iter_rows(named=True):
+        if row["outcome"] in ("planned", "cancelled", "stopped"):
+            not_run.append((row["agent"], row["outcome"]))
+            continue
+        if row["record"] is None:
+            unread += 1
+        judged.append(judge(read_observed(row)))
+    return Failures(account(judged, not_run), tuple(judged), unread)
+
+
+def card_of(judged: Judged) -> Card:
+    """The card of a trial, its statements checked against its record."""
+    record = judged.seen.behaviour.record
+    return checked(make_card(judged), Resolver(Path(record)) if record is not None else _nothing)
+
+
+def _nothing(pointer: Pointer) -> str | None:
+    return None
+
+
+def read_observed(row: Mapping[str, Any]) -> Observed:
+    """What the record of one trial shows, given its row of the frame."""
+    if row["record"] is None:
+        return Observed(behaviour_of(row, [], []), row["outcome"], row["stop"] or "", row["detail"] or "")
+    folder = Path(row["record"])
+    result = load(TrialResult, folder / "result.json")
+    trajectory = read_trajectory(folder / "trajectory.json")
+    reported, logged = list(trajectory_actions(trajectory)), list(exec_actions(folder / "exec.jsonl"))
+    grade = load(GradeFile, folder / "grade.json") if (folder / "grade.json").exists() else None
+    return Observed(
+        behaviour=behaviour_of(row, reported, logged),
+        outcome=row["outcome"],
+        stop=result.stop,
+        detail=result.detail,
+        verdict=result.verdict,
+        logged=tuple(logged),
+        call_errors=dict(_call_errors(trajectory)),
+        tests=tuple(TestSeen(t.test_id, t.group, t.status, t.ok, t.unstable) for t in grade.tests) if grade else (),
+        rewards=result.rewards,
+        findings=_findings(folder / "findings.json"),
+        changed=_changed(folder / "diff.json"),
+        final_message=result.final_message,
+        instruction=next((text_of(step.message) for step in trajectory.steps if step.source == "user"), ""),
+        grade_error=grade.error if grade else "",
+        model_errors=result.model_errors,
+        steps=result.steps,
+        limits=json.loads(row["limits"]) if row["limits"] else {},
+    )
+
+
+def _call_errors(trajectory: Trajectory) -> dict[str, str]:
+    """Errors of tool calls as the harness recorded them (`kind: message`), by the place of the call."""
+    found: dict[str, str] = {}
+    for index, step in enumerate(trajectory.steps):
+        errors = {result.source_call_id: str((result.extra or {}).get("error") or "")
+                  for result in (step.observation.results if step.observation else ())}  # fmt: skip
+        for number, call in enumerate(step.tool_calls or ()):
+            if errors.get(call.tool_call_id):
+                found[f"trajectory.json#/steps/{index}/tool_calls/{number}"] = errors[call.tool_call_id]
+    return found
+
+
+def _findings(path: Path) -> tuple[FindingSeen, ...]:
+    if not path.exists():
+        return ()
+    return tuple(FindingSeen(f.kind, f.detail, f.severity, f.source) for f in load(FindingsFile, path).findings)
+
+
+def _changed(path: Path) -> tuple[str, ...] | None:
+    return tuple(item.path for item in load(DiffFile, path).entries) if path.exists() else None
+
+
+class Resolver:
+    """What stands at a pointer's place in the record of one trial. Files are read once; nothing outside is."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, Any] = {}
+
+    def __call__(self, pointer: Pointer) -> str | None:
+        """The text at a place (a JSON value as JSON); None when there is no such file or place."""
+        try:
+            value = self._value(pointer)
+        except (LookupError, ValueError, OSError):
+            return None
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return text if len(text) <= _MAX_PLACE else None
+
+    def _value(self, pointer: Pointer) -> Any:
+        document = self._document(pointer.file)
+        if pointer.file.endswith(".jsonl"):
+            return document[int(pointer.place)]
+        if pointer.place and not pointer.place.startswith("/"):
+            raise LookupError(pointer.place)
+        for part in pointer.place.split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            document = document[int(key)] if isinstance(document, list) else document[key]
+        return document
+
+    def _document(self, name: str) -> Any:
+        if name not in self._files:
+            path = (self._folder / name).resolve()
+            if path.parent != self._folder.resolve():
+                raise LookupError(name)
+            if name.endswith(".jsonl"):
+                lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+                self._files[name] = {line["seq"]: line for line in lines}
+            else:
+                self._files[name] = json.loads(path.read_bytes())
+        return self._files[name]
