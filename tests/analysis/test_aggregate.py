@@ -70,7 +70,7 @@ def test_a_task_without_a_verdict_is_in_no_rate_but_in_the_bounds() -> None:
     assert found.rate is not None
     assert found.rate.point == 0.5
     assert (found.worst, found.best) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
-    assert "1 planned tasks have no graded trial and are in no rate" in found.notes
+    assert "planned tasks without a graded trial, which are in no rate: 1" in found.notes
 
 
 def test_what_cannot_be_run_stays_in_the_count() -> None:
@@ -138,7 +138,7 @@ def test_perturbed_input_is_another_version_of_the_same_task() -> None:
     result = aggregate(frame(rows))
     (changed,) = result.of("a").robustness
     assert (changed.tasks, changed.unpaired, changed.change.point) == (3, 3, -1.0)
-    assert "3 tasks are versions of their own under typos" in changed.notes
+    assert "tasks in a version of their own under typos: 3" in changed.notes
     assert not any("version" in note for note in result.notes)
     assert result.of("a").tasks == 6
 
@@ -148,7 +148,7 @@ def test_other_tasks_images_and_limits_are_pointed_out() -> None:
     rows += [trial("u", agent="b")]
     notes = aggregate(frame(rows)).notes
     assert any(note.startswith("the agents were not given the same tasks") for note in notes)
-    assert "1 tasks were run with more than one image: trials that differ in it are counted together" in notes
+    assert "tasks run with more than one image: 1; trials that differ in it are counted together" in notes
     assert not any("limits" in note for note in notes)
     apart = aggregate(frame([trial("t", limits="{}"), trial("t", condition="hurried", limits='{"steps":3}')])).notes
     assert not any("limits" in note for note in apart), "a condition may well have limits of its own"
@@ -240,7 +240,7 @@ def test_two_versions_of_a_task_are_two_tasks_and_said_to_be() -> None:
     rows = [trial("t"), trial("t", attempt=2, task_digest="sha256:other")]
     result = aggregate(frame(rows))
     assert result.of("a").tasks == 2
-    assert "1 tasks occur in more than one version (digest); each version counts as a task" in result.notes
+    assert "tasks in more than one version (digest): 1; each version counts as a task" in result.notes
 
 
 def test_returned_models_are_gathered() -> None:
@@ -273,7 +273,7 @@ def test_provenance_explains_every_formula_and_survives_json() -> None:
     assert used
     assert used <= FORMULAS.keys()
     assert any("the ledger is damaged" in note for note in result.notes)
-    assert any("2 tasks of the dataset could not be run there" in note for note in result.notes)
+    assert any("tasks that could not be run there and are excluded: 2" in note for note in result.notes)
 
 
 def formulas(value: Any) -> Iterator[str]:
@@ -292,14 +292,14 @@ def formulas(value: Any) -> Iterator[str]:
     [
         ([], "there are no trials"),
         ([trial("t"), trial("t")], "trial t@a@1@plain of run run occurs 2 times"),
-        ([trial("t", "passed")], "1 trials have an outcome that is not on the list"),
-        ([trial("t", score=1.5)], "1 graded trials have no score in [0, 1]"),
-        ([trial("t", score=None)], "1 graded trials have no score in [0, 1]"),
-        ([trial("t", score=float("nan"))], "1 graded trials have no score in [0, 1]"),
-        ([trial("t", "infra_error", score=0.0)], "1 trials without a verdict have a score"),
-        ([{**trial("t"), "agent": None}], "1 trials lack agent"),
-        ([{**trial("t"), "outcome": None}], "1 trials lack agent"),
-        ([{**trial("t"), "task_digest": None}], "1 trials lack agent"),
+        ([trial("t", "passed")], "trials with an outcome that is not on the list: 1"),
+        ([trial("t", score=1.5)], "graded trials without a score in [0, 1]: 1"),
+        ([trial("t", score=None)], "graded trials without a score in [0, 1]: 1"),
+        ([trial("t", score=float("nan"))], "graded trials without a score in [0, 1]: 1"),
+        ([trial("t", "infra_error", score=0.0)], "trials with a score and no verdict: 1"),
+        ([{**trial("t"), "agent": None}], "trials without agent"),
+        ([{**trial("t"), "outcome": None}], "trials without agent"),
+        ([{**trial("t"), "task_digest": None}], "trials without agent"),
     ],
 )
 def test_what_is_refused(rows: list[dict[str, Any]], words: str) -> None:

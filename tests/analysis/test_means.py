@@ -40,7 +40,7 @@ def test_example_a_clustered_scores() -> None:
     assert student.ppf(0.975, 3) == pytest.approx(3.182446, abs=1e-6)
     assert mean.clustered is not None
     assert mean.clustered.high - 0.5 == pytest.approx(3.182446 * 0.215166, abs=1e-5)
-    assert any("only 4 clusters" in note for note in mean.notes)
+    assert any("few clusters (4)" in note for note in mean.notes)
 
 
 def test_example_a_every_cluster_resample() -> None:

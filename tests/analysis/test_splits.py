@@ -79,7 +79,7 @@ def test_tasks_of_unknown_or_one_sided_difficulty_are_left_out_and_counted() -> 
     assert gap
     assert gap.adjusted
     assert gap.adjusted.point == 1.0
-    assert gap.notes == ("the adjusted gap leaves out 3 tasks: their difficulty is not on both sides, or unknown",)
+    assert gap.notes == ("tasks left out of the adjusted gap (difficulty unknown, or on one side only): 3",)
     apart = split_gap(means, np.arange(5), hidden, np.array([0, 0, 1, 1, 0]))
     assert apart
     assert apart.adjusted is None

@@ -126,7 +126,7 @@ def _notes(reduced: Reduced, inputs: Sequence[Input], summaries: Sequence[Summar
         if source.damage:
             yield f"{source.name}: the ledger is damaged, its numbers cannot be trusted: {source.damage}"
         if source.unrunnable:
-            yield f"{source.name}: {source.unrunnable} tasks of the dataset could not be run there and are excluded"
+            yield f"{source.name}: tasks that could not be run there and are excluded: {source.unrunnable}"
     yield from reduced.notes
     if any(summary.truth == "held_out" for summary in summaries):
         who = ", ".join(summary.agent for summary in summaries if summary.truth == "held_out")

@@ -120,7 +120,7 @@ def _cautions(agents: Sequence[AgentCells], suite: Suite) -> Iterator[str]:
         return
     asked = suite.by_name[np.logical_or.reduce(plain)]
     if versions := len(asked) - len(set(asked.tolist())):
-        yield f"{versions} tasks occur in more than one version (digest); each version counts as a task"
+        yield f"tasks in more than one version (digest): {versions}; each version counts as a task"
     if any((one != plain[0]).any() for one in plain):
         yield "the agents were not given the same tasks: their rates are about different exams (compare pairs by task)"
 
@@ -147,10 +147,10 @@ def _refuse(checks: Mapping[str, Any], frame: pl.LazyFrame) -> None:
     if not checks["rows"]:
         raise ConfigError("there are no trials", field="trials")
     for name, message in (
-        ("nameless", "{} trials lack agent, task, task_digest, condition or outcome"),
-        ("strange", "{} trials have an outcome that is not on the list"),
-        ("unscored", "{} graded trials have no score in [0, 1]"),
-        ("overscored", "{} trials without a verdict have a score"),
+        ("nameless", "trials without agent, task, task_digest, condition or outcome: {}"),
+        ("strange", "trials with an outcome that is not on the list: {}"),
+        ("unscored", "graded trials without a score in [0, 1]: {}"),
+        ("overscored", "trials with a score and no verdict: {}"),
     ):
         if checks[name]:
             raise ConfigError(message.format(checks[name]), field="trials")
@@ -218,12 +218,12 @@ def _suite(tasks: pl.DataFrame) -> tuple[Suite, list[str]]:
 
     tasks = tasks.sort(_TASK)
     notes = [
-        f"{differing} tasks have more than one {name}; the first that was read counts"
+        f"tasks with more than one {name}: {differing}; the first that was read counts"
         for name in _FACTS
         if (differing := int(tasks[f"differ {name}"].sum() or 0))
     ]
     notes += [
-        f"{differing} tasks were run with more than one {what}: trials that differ in it are counted together"
+        f"tasks run with more than one {what}: {differing}; trials that differ in it are counted together"
         for name, what in _SETTING.items()
         if (differing := int(tasks[f"differ {name}"].sum() or 0))
     ]

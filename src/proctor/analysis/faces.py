@@ -170,7 +170,7 @@ def change(
     spread = _covariance(deltas, deltas, clusters)
     notes = []
     if groups < FEW_CLUSTERS:
-        notes.append(f"only {groups} independent tasks or clusters: the interval says little")
+        notes.append(f"few independent tasks or clusters ({groups}): the interval says little")
     if spread is not None and spread > 1e-18:
         found = t_interval(mean, math.sqrt(spread), groups - 1, level, "t/paired-cluster")
         assert found is not None

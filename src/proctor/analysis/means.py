@@ -107,7 +107,7 @@ def suite_mean(tasks: Tasks, *, level: float = 0.95) -> SuiteMean:
     population_error = float(means.std(ddof=1)) / math.sqrt(count) if count > 1 else None
     cluster_error = plain_error * math.sqrt(clusters / (clusters - 1)) if clusters > 1 else None
     if clusters < FEW_CLUSTERS and clusters < count:
-        notes.append(f"only {clusters} clusters: how much they vary is hardly known, and the t interval is wide")
+        notes.append(f"few clusters ({clusters}): how much they vary is hardly known, and the t interval is wide")
     rerun_error, rerun_df, icc, icc_mean = _within(tasks, mean)
     if rerun_error == 0:
         notes.append("no task gave two different results: noise of running was not seen, which does not make it 0")

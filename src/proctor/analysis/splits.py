@@ -99,7 +99,7 @@ def _adjusted(
     inside = np.isin(difficulty, strata)
     notes = []
     if left_out := int((~inside).sum()):
-        notes.append(f"the adjusted gap leaves out {left_out} tasks: their difficulty is not on both sides, or unknown")
+        notes.append(f"tasks left out of the adjusted gap (difficulty unknown, or on one side only): {left_out}")
     weights = np.zeros(len(means))
     for stratum in strata:
         here = difficulty == stratum

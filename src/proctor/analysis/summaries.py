@@ -247,7 +247,7 @@ def _robustness(agent: AgentCells, plain: Cells, suite: Suite, level: float) -> 
             level=level,
         )
         if other := int(((cells.graded > 0) & (plain.graded == 0) & both[suite.by_name]).sum()):
-            found = replace(found, notes=(*found.notes, f"{other} tasks are versions of their own under {condition}"))
+            found = replace(found, notes=(*found.notes, f"tasks in a version of their own under {condition}: {other}"))
         changes.append(found)
     return tuple(changes)
 
@@ -262,7 +262,11 @@ def _statement(
     tasks: int,
     excluded: Mapping[str, int],
 ) -> str:
-    which = "on held-out tasks (public ones score higher than chance allows)" if alarm else f"on {tasks} tasks"
+    which = (
+        "on held-out tasks (public ones score higher than chance allows)"
+        if alarm
+        else f"on {tasks} task{'s' if tasks > 1 else ''}"
+    )
     out = f"{planned - graded} of {planned} planned are excluded"
     if excluded:
         out += f" ({_reasons(excluded)})"
@@ -275,9 +279,9 @@ def _statement(
 def _notes(cells: Cells, success: SuiteMean, has: NDArray[np.bool_]) -> tuple[str, ...]:
     notes = list(success.notes)
     if without := int(((cells.planned > 0) & ~has).sum()):
-        notes.append(f"{without} planned tasks have no graded trial and are in no rate")
+        notes.append(f"planned tasks without a graded trial, which are in no rate: {without}")
     if success.tasks < FEW_CLUSTERS:
-        notes.append(f"only {success.tasks} tasks: nothing here says much about other tasks")
+        notes.append(f"few tasks ({success.tasks}): nothing here says much about others")
     return tuple(notes)
 
 
