@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proctor.analysis.cards import Card, checked, make_card
-from proctor.analysis.causes import Account, Judged, account, judge
+from proctor.analysis.causes import MEANINGS, NOT_RUN, RESOLVED, Account, Judged, account, judge
 from proctor.analysis.observed import FindingSeen, Observed, TestSeen
+from proctor.analysis.report.model import Cause, Causes, CauseSignal
 from proctor.runs.atif import read_trajectory
 from proctor.runs.behaviour import behaviour_of, exec_actions, text_of, trajectory_actions
 from proctor.runs.formats import DiffFile, FindingsFile, GradeFile, TrialResult, load
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from proctor.analysis.observed import Pointer
     from proctor.runs.atif import Trajectory
 
+_LINKED = 5
 _MAX_PLACE = 2_000_000
 """A place that holds more text than this is not searched for a span."""
 
@@ -155,3 +157,33 @@ class Resolver:
             else:
                 self._files[name] = json.loads(path.read_bytes())
         return self._files[name]
+
+
+def report_causes(found: Failures, numbers: Mapping[tuple[str, str], int]) -> Causes:
+    """What was found as the report shows it."""
+    trials_of: dict[str, list[int]] = {}
+    for one in found.judged:
+        place = numbers.get((one.seen.behaviour.run, one.seen.behaviour.trial))
+        if one.cause is not None and place is not None:
+            trials_of.setdefault(one.cause.name, []).append(place)
+    told = found.account
+    causes = tuple(
+        Cause(name, meaning, {agent: counts[name] for agent, counts in told.by_agent.items() if counts.get(name)},
+              tuple(trials_of.get(name, ())[:_LINKED]))
+        for name, meaning in MEANINGS.items() if name in told.counts
+    )  # fmt: skip
+    seen = tuple(CauseSignal(name, told.certainties[name], counts) for name, counts in sorted(told.signals.items()))
+    return Causes(causes, seen, len(found.judged) - found.unread, _statement(found))
+
+
+def _statement(found: Failures) -> str:
+    told = found.account
+    parts = [f"{count:,} {name}" for name, count in told.counts.items() if name in MEANINGS]
+    resolved, not_run = told.counts.get(RESOLVED, 0), told.counts.get(NOT_RUN, 0)
+    tail = f", {not_run:,} never run" if not_run else ""
+    sums = "" if told.reconciles else " These do not add up to what was planned, which is a defect."
+    return (
+        f"Of {told.planned:,} planned trials {resolved:,} were resolved{tail}; the others by primary cause: "
+        f"{', '.join(parts) or 'none'}. Causes come from rules over what the host recorded, not from a model; "
+        f"what no rule fits stays unclassified.{sums}"
+    )

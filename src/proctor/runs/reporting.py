@@ -6,14 +6,16 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from proctor.analysis.aggregate import Options, aggregate
-from proctor.analysis.report.matrix import build_matrix
+from proctor.analysis.causes import account, judge
+from proctor.analysis.report.matrix import agent_names, build_matrix
 from proctor.analysis.report.model import Mark, Matrix, MatrixRow, Report, Story
 from proctor.common import ConfigError, atomic_write
 from proctor.runs.conclusions import conclude
 from proctor.runs.evidence import Evidence, read_record, record_digests, unreadable
+from proctor.runs.failures import Failures, card_of, read_observed, report_causes
 from proctor.runs.formats import RunLock, load
 from proctor.runs.frame import load_trials, save_trials
 from proctor.runs.retelling import SHORT, Length, retell
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     import polars as pl
 
     from proctor.analysis.aggregate import Aggregate
+    from proctor.analysis.causes import Judged
+    from proctor.analysis.report.model import Causes
 
 Pages = Literal["auto", "none", "embed", "beside"]
 Form = Literal["html", "md", "json", "csv", "parquet", "junit"]
@@ -82,9 +86,11 @@ def write_report(request: Request) -> Written:
     result = aggregate(trials, inputs=loaded.inputs, options=request.options)
     matrix = build_matrix(trials, result)
     pages = _Pages.plan(request, matrix)
-    evidence = _read_records(trials, request.paths, pages)
+    evidence, causes = _read_records(trials, result, request.paths, pages)
     said = conclude(trials, result, request.baseline, request.options)
     absent = dict(said.absent)
+    if causes is None:
+        absent["causes"] = "There are no records to judge trials by: a Parquet file holds outcomes, not what was done."
     if pages.untold:
         absent["trials"] = f"{pages.untold:,} trials are not told here, because the page would get too large."
     report = Report(
@@ -94,6 +100,7 @@ def write_report(request: Request) -> Written:
         trust=evidence.trust(result),
         matrix=pages.marked(matrix),
         comparison=said.comparison,
+        causes=causes,
         drift=said.drift,
         crossed=said.crossed,
         absent=absent,
@@ -194,26 +201,58 @@ def _empty(folder: Path) -> None:
     folder.mkdir(parents=True)
 
 
-def _read_records(trials: pl.LazyFrame, paths: Sequence[Path], pages: _Pages) -> Evidence:
-    """One pass over all records: evidence from each, and the pages of those that are wanted."""
-    import polars as pl
-
-    evidence = Evidence()
+def _read_records(
+    trials: pl.LazyFrame, result: Aggregate, paths: Sequence[Path], pages: _Pages
+) -> tuple[Evidence, Causes | None]:
+    """One pass over all trials: evidence, cause and, where it is wanted, the page of each."""
+    evidence, judging = Evidence(), _Judging()
     digests = {(load(RunLock, path / "run.json").run_id, trial): digest
                for path in paths if path.is_dir() for trial, digest in record_digests(path).items()}  # fmt: skip
-    records = trials.select("run_id", "trial_id", "record").filter(pl.col("record").is_not_null()).collect()
+    names = agent_names(trials, result)
     length = SHORT if pages.embed else Length()
-    for run_id, trial_id, record in records.iter_rows():
-        number = pages.numbers.get((run_id, trial_id))
+    for row in trials.collect().iter_rows(named=True):
+        key = (row["run_id"], row["trial_id"])
+        number = pages.numbers.get(key)
+        row["agent"] = names.get((row["agent"], row["harness"], row["harness_version"], row["model"]), row["agent"])
         try:
-            trial = read_record(Path(record), digests.get((run_id, trial_id)))
+            trial = read_record(Path(row["record"]), digests.get(key)) if row["record"] is not None else None
+            judged = judging.add(row)
         except ConfigError as error:
-            unreadable(evidence, trial_id, error)
+            unreadable(evidence, row["trial_id"], error)
+            judging.add({**row, "record": None})
+            continue
+        if trial is None:
             continue
         evidence.add(trial, number)
         if pages.wanted and number is not None:
-            pages.tell(retell(trial, length), number)
-    return evidence
+            card = card_of(judged) if judged is not None and judged.cause is not None else None
+            pages.tell(replace(retell(trial, length), card=card), number)
+    return evidence, judging.causes(pages.numbers) if evidence.records else None
+
+
+class _Judging:
+    """Causes of failure while trials are read; what each trial did is not kept."""
+
+    def __init__(self) -> None:
+        self._judged: list[Judged] = []
+        self._not_run: list[tuple[str, str]] = []
+        self._unread = 0
+
+    def add(self, row: Mapping[str, Any]) -> Judged | None:
+        """Judge one trial; None when it never ended."""
+        if row["outcome"] in ("planned", "cancelled", "stopped"):
+            self._not_run.append((row["agent"], row["outcome"]))
+            return None
+        self._unread += row["record"] is None
+        judged = judge(read_observed(row))
+        light = replace(judged.seen, behaviour=replace(judged.seen.behaviour, actions=()), logged=(), instruction="")
+        self._judged.append(replace(judged, seen=light))
+        return judged
+
+    def causes(self, numbers: Mapping[tuple[str, str], int]) -> Causes:
+        """What was found, with the places in the matrix of some trials."""
+        found = Failures(account(self._judged, self._not_run), tuple(self._judged), self._unread)
+        return report_causes(found, numbers)
 
 
 def _title(paths: Sequence[Path]) -> str:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from proctor.analysis.aggregate import Aggregate
+    from proctor.analysis.cards import Card
     from proctor.analysis.comparison import Comparison
     from proctor.analysis.crossed import Crossed
     from proctor.analysis.drift import Drift
@@ -149,6 +150,8 @@ class Story:
     """Severity, kind, detail."""
     rooms: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
     intact: bool | None
+    card: Card | None = None
+    """What it comes to, for a trial that was not resolved."""
 
 
 @dataclass(frozen=True, slots=True)
