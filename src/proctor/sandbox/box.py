@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
 from anyio.lowlevel import checkpoint
 
 from proctor.common import ConfigError, InfraError, ProctorError, RefusedError
 from proctor.sandbox import layers as layer_tools
+from proctor.sandbox._boxprocess import BoxProcess
 from proctor.sandbox._environment import default_environment, default_user
 from proctor.sandbox.contract import (
     DiffEntry,
@@ -51,42 +52,6 @@ if TYPE_CHECKING:
     Action = Callable[[], Awaitable[None]]
 
 _END_DEADLINE_S = 30.0
-
-
-class BoxProcess:
-    """A running command of a sandbox. While somebody reads from it, writes to it or waits for it, it is in use."""
-
-    def __init__(self, box: Box, guest: Incarnation, process: Process) -> None:
-        self._box = box
-        self._guest = guest
-        self._process = process
-        self.exec_id = process.exec_id
-
-    async def output(self) -> AsyncIterator[tuple[Literal["stdout", "stderr"], bytes]]:
-        """Chunks as they arrive. Not reading them stops the command (back-pressure)."""
-        async with self._box._busy(self._guest):
-            async for chunk in self._process.output():
-                yield chunk
-
-    async def write_stdin(self, data: bytes) -> None:
-        """Give bytes to the command's standard input."""
-        async with self._box._busy(self._guest):
-            await self._process.write_stdin(data)
-
-    async def close_stdin(self) -> None:
-        """End the command's standard input."""
-        async with self._box._busy(self._guest):
-            await self._process.close_stdin()
-
-    async def kill(self) -> None:
-        """Kill the command and every descendant, wherever it went."""
-        async with self._box._busy(self._guest):
-            await self._process.kill()
-
-    async def wait(self) -> ExecResult:
-        """Wait for the end of the command."""
-        async with self._box._busy(self._guest):
-            return await self._process.wait()
 
 
 class Box:
@@ -331,7 +296,7 @@ class Box:
         try:
             await self._edge._kill(live)
         except BaseException:
-            self._edge._discard((upper, mount))
+            self._edge._burial.discard((upper, mount))
             self._retire(live)
             raise
         layer = self._edge._frozen.add(upper, mount, kept=kept, in_memory=live.driver == "memory")
@@ -352,7 +317,7 @@ class Box:
             if failures := await _together(self._end_incarnation, self._begin_incarnation):
                 await self._end_incarnation()
                 raise failures[0]
-            self._edge._discard(self._edge._frozen.release(surplus))
+            self._edge._burial.discard(self._edge._frozen.release(surplus))
 
     # --- facts ------------------------------------------------------------------------------------------------------
 
@@ -423,7 +388,7 @@ class Box:
         async with self._change:
             if self._live is None or self._reason is not None:
                 raise self._gone()
-            with anyio.CancelScope(shield=True), self._edge._launching():
+            with anyio.CancelScope(shield=True), self._edge._burial.launching():
                 try:
                     yield
                 except BaseException as error:

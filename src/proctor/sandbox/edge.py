@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar, Token
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -22,6 +20,7 @@ import anyio
 from proctor.common import InfraError, ProctorError, RefusedError, state_dir
 from proctor.sandbox import disk, sweep
 from proctor.sandbox._admission import Demand, Ledger, Machine, Policy, raise_descriptor_limit
+from proctor.sandbox._burial import Burial, Waste
 from proctor.sandbox._faults import point
 from proctor.sandbox._frozen import FrozenLayers
 from proctor.sandbox._images import ImageCache
@@ -46,14 +45,13 @@ from proctor.sandbox.native.channel import GuestChannel
 from proctor.sandbox.native.launcher import Launched, Launcher, LauncherConfig, StepError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from anyio.abc import TaskStatus
 
     from proctor.sandbox.contract import Resources
     from proctor.sandbox.images import ImageStore
-    from proctor.sandbox.native.cgroup import SlotGroup
     from proctor.sandbox.native.plan import Plan
 
 log = logging.getLogger(__name__)
@@ -61,8 +59,6 @@ log = logging.getLogger(__name__)
 _HELLO_DEADLINE_S = 10.0
 _MACHINE_RECHECK_S = 1.0
 _MACHINE_FRESH_S = 0.1
-_BURY_PAUSE_S = 0.005
-_BURY_DELAY_S = 0.02
 _current: ContextVar[Edge | None] = ContextVar("proctor_edge", default=None)
 
 
@@ -88,7 +84,6 @@ class Edge:
         self._ledger = Ledger(policy)
         self._boxes: dict[str, Box] = {}
         self._count = 0
-        self._closing_slots: set[str] = set()
         self._memory_works = True  # until a launch shows otherwise
         self._token: Token[Edge | None] | None = None
 
@@ -103,10 +98,7 @@ class Edge:
         self._changed = anyio.Event()
         self._machine_read_at = float("-inf")
         self._timers = Timers()
-        self._buried = anyio.Event()
-        self._launches = 0
-        self._lull = anyio.Event()
-        self._waste_in, self._waste = anyio.create_memory_object_stream[_Waste](float("inf"))
+        self._burial = Burial(buried=self._buried, urgent=self._queue.locked)
         self._templates = disk.Templates(self.home / "disks")
         async with AsyncExitStack() as stack:
             self._directory = sweep.EdgeDirectory.create(self.home)
@@ -127,7 +119,7 @@ class Edge:
             services = await stack.enter_async_context(Services())
             self._tasks = services.tasks
             stack.push_async_callback(self._end_all)
-            for service in (self._timers.run, self._bury, self._sweep):
+            for service in (self._timers.run, self._burial.run, self._sweep):
                 self._tasks.start_soon(service)
             self._token = _current.set(self)
             self._resources = stack.pop_all()
@@ -147,9 +139,8 @@ class Edge:
             async with anyio.create_task_group() as ends:
                 for box in list(self._boxes.values()):
                     ends.start_soon(self._end_logged, box, EndReason.CLOSED, "the Edge ended")
-            self._discard(self._frozen.close())
-            self._waste_in.close()
-            await self._buried.wait()
+            self._burial.discard(self._frozen.close())
+            await self._burial.finish()
 
     async def _stop_launcher(self) -> None:
         point("stop:before-launcher")
@@ -206,7 +197,7 @@ class Edge:
 
     async def drop(self, layer: Layer) -> None:
         """Free a layer that `snapshot` made, once no sandbox uses it any more. Unknown layers are ignored."""
-        self._discard(self._frozen.drop(layer))
+        self._burial.discard(self._frozen.drop(layer))
 
     async def _reserve(self, spec: SandboxSpec, deadline_s: float | None = None) -> str:
         """Wait for room; returns the id of the sandbox that may now be opened."""
@@ -251,7 +242,7 @@ class Edge:
                         self._ledger.held[box_id] = demand
                         return
                     self._freed = anyio.Event()
-                    self._lull.set()  # what has ended and is not buried yet holds room
+                    self._burial.hurry()  # what has ended and is not buried yet holds room
                     # Promises change by our own doing; the machine's free memory and disk change by that of others,
                     # which nothing announces.
                     with anyio.move_on_after(_MACHINE_RECHECK_S):
@@ -287,7 +278,7 @@ class Edge:
         """Start a guest for `box`. Raises LaunchError; then nothing of it is left."""
         resources = box.spec.resources
         driver = disk.choose(resources, memory_works=self._memory_works)
-        with self._launching():
+        with self._burial.launching():
             try:
                 return await self._launch_on(driver, box, number, stack)
             except StepError as error:
@@ -330,17 +321,6 @@ class Edge:
                 image_file.unlink(missing_ok=True)
         point("create:after-launch")
         return await self._greet(box, number, launched, driver)
-
-    @contextmanager
-    def _launching(self) -> Iterator[None]:
-        """While this is open, somebody waits for a launch (see `_wait_lull`)."""
-        self._launches += 1
-        try:
-            yield
-        finally:
-            self._launches -= 1
-            if not self._launches:
-                self._lull.set()
 
     async def _ask_launcher(self, plan: Plan) -> Launched:
         """Launch; a launcher that has died (its sandboxes with it) is replaced once."""
@@ -412,7 +392,7 @@ class Edge:
     async def _kill(self, incarnation: Incarnation) -> None:
         """Kill an incarnation; whether that worked or not, `_retire` it next."""
         point("close:after-closing")
-        self._closing_slots.add(incarnation.launched.slot)
+        self._burial.slots.add(incarnation.launched.slot)
         await incarnation.kill()
         point("close:after-kill")
 
@@ -424,14 +404,14 @@ class Edge:
             return None  # a launcher that died took its groups along
         finally:
             incarnation.counters.close()
-            self._waste_in.send_nowait(_Waste(incarnation=incarnation))
+            self._burial.put(Waste(incarnation=incarnation))
 
     def _forget(self, box: Box) -> None:
         """The sandbox has ended: once what it held is really gone, its room is free again."""
         for timer in box._timers:
             self._timers.cancel(timer)
         freed = self._frozen.release(box._stack)
-        self._waste_in.send_nowait(_Waste(descriptors=tuple(freed), box=box))
+        self._burial.put(Waste(descriptors=tuple(freed), box=box))
 
     def _paths(self, stack: tuple[Layer, ...]) -> tuple[Path | int, ...]:
         return tuple(layer.path if layer.handle is None else self._frozen.descriptor(layer) for layer in stack)
@@ -448,58 +428,15 @@ class Edge:
         except (ProctorError, OSError) as error:
             log.warning("the end of %s: %s", box.id, error)
 
-    def _discard(self, descriptors: Iterable[int]) -> None:
-        """Close descriptors in the background: the last one of a file system frees all of it."""
-        self._waste_in.send_nowait(_Waste(descriptors=tuple(descriptors)))
-
-    async def _bury(self) -> None:
-        """Remove what ended incarnations leave: groups, descriptors, and with them the disk. Then free their room."""
-        with self._waste:
-            async for first in self._waste:
-                await self._wait_lull()
-                batch = [first]
-                while self._waste.statistics().current_buffer_used:
-                    batch.append(self._waste.receive_nowait())
-                await self._bury_all(batch)
-        self._buried.set()
-
-    async def _wait_lull(self) -> None:
-        """Burials take locks of the kernel that launches need: let the launches go first, for a moment.
-
-        Several endings are buried together then, which costs less than each for itself.
-        """
-        if self._queue.locked():
-            return  # somebody waits for the room that this will free
-        await anyio.sleep(_BURY_PAUSE_S)
-        if self._launches:
-            self._lull = anyio.Event()
-            with anyio.move_on_after(_BURY_DELAY_S):
-                await self._lull.wait()
-
-    async def _bury_all(self, batch: list[_Waste]) -> None:
-        ended = [waste.incarnation for waste in batch if waste.incarnation is not None]
-        descriptors = [descriptor for waste in batch for descriptor in waste.descriptors]
-        descriptors += [descriptor for incarnation in ended for descriptor in incarnation.descriptors()]
-        if ended or descriptors:
-            for group in await anyio.to_thread.run_sync(_remove, [one.group for one in ended], descriptors):
-                await self._remove_busy(group)
-        self._closing_slots.difference_update(incarnation.launched.slot for incarnation in ended)
-        for waste in batch:
-            if waste.box is not None:
-                point("close:after-upper")
-                self._note(waste.box.id, State.CLOSED, reason=waste.box.ended)
-                point("close:after-closed")
-                self._boxes.pop(waste.box.id, None)
-                self._release(waste.box.id)
-                self._changed.set()
-                self._changed = anyio.Event()
-
-    async def _remove_busy(self, group: SlotGroup) -> None:
-        """A group that a dying process was still in, or that has groups of commands below it."""
-        try:
-            await group.remove()
-        except InfraError as error:
-            log.warning("%s (the sweep will try again)", error.line())
+    def _buried(self, box: Box) -> None:
+        """Nothing of an ended sandbox is left."""
+        point("close:after-upper")
+        self._note(box.id, State.CLOSED, reason=box.ended)
+        point("close:after-closed")
+        self._boxes.pop(box.id, None)
+        self._release(box.id)
+        self._changed.set()
+        self._changed = anyio.Event()
 
     def _note(self, box_id: str, state: State, **fields: Any) -> None:
         """Journal an end. It happens whether or not it can be written down; a later sweep finds nothing to do."""
@@ -515,35 +452,12 @@ class Edge:
             try:
                 await sweep.sweep_dead(self.home, self._layout)
                 lives = [box._live for box in self._boxes.values()]
-                known = {live.launched.slot for live in lives if live is not None} | self._closing_slots
+                known = {live.launched.slot for live in lives if live is not None} | self._burial.slots
                 for slot in await self._watch.sweep(frozenset(known)):
                     log.warning("removed slot %s, which nobody owned", slot)
                 await anyio.to_thread.run_sync(self._journal.flush)
             except (InfraError, OSError) as error:
                 log.warning("sweep: %s (will be tried again)", error)
-
-
-@dataclass(frozen=True, slots=True)
-class _Waste:
-    """Something to bury: an ended incarnation, descriptors, an ended sandbox."""
-
-    incarnation: Incarnation | None = None
-    descriptors: tuple[int, ...] = ()
-    box: Box | None = None
-
-
-def _remove(groups: list[SlotGroup], descriptors: list[int]) -> list[SlotGroup]:
-    """Remove control groups that are empty already, as most are; returns the others. Close descriptors. Blocking."""
-    busy = []
-    for group in groups:
-        try:
-            group.remove_empty()
-        except OSError:
-            busy.append(group)
-        point("close:after-cgroup")
-    for descriptor in descriptors:
-        os.close(descriptor)
-    return busy
 
 
 @asynccontextmanager

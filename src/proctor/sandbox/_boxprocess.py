@@ -1,0 +1,48 @@
+"""A running command as its sandbox's caller holds it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from proctor.sandbox._incarnation import Incarnation
+    from proctor.sandbox.box import Box
+    from proctor.sandbox.contract import ExecResult, Process
+
+
+class BoxProcess:
+    """A running command of a sandbox. While somebody reads from it, writes to it or waits for it, it is in use."""
+
+    def __init__(self, box: Box, guest: Incarnation, process: Process) -> None:
+        self._box = box
+        self._guest = guest
+        self._process = process
+        self.exec_id = process.exec_id
+
+    async def output(self) -> AsyncIterator[tuple[Literal["stdout", "stderr"], bytes]]:
+        """Chunks as they arrive. Not reading them stops the command (back-pressure)."""
+        async with self._box._busy(self._guest):
+            async for chunk in self._process.output():
+                yield chunk
+
+    async def write_stdin(self, data: bytes) -> None:
+        """Give bytes to the command's standard input."""
+        async with self._box._busy(self._guest):
+            await self._process.write_stdin(data)
+
+    async def close_stdin(self) -> None:
+        """End the command's standard input."""
+        async with self._box._busy(self._guest):
+            await self._process.close_stdin()
+
+    async def kill(self) -> None:
+        """Kill the command and every descendant, wherever it went."""
+        async with self._box._busy(self._guest):
+            await self._process.kill()
+
+    async def wait(self) -> ExecResult:
+        """Wait for the end of the command."""
+        async with self._box._busy(self._guest):
+            return await self._process.wait()
