@@ -262,11 +262,9 @@ def _statement(
     tasks: int,
     excluded: Mapping[str, int],
 ) -> str:
-    which = (
-        "on held-out tasks (public ones score higher than chance allows)"
-        if alarm
-        else f"on {tasks} task{'s' if tasks > 1 else ''}"
-    )
+    which = "on one task" if tasks == 1 else f"on {tasks} tasks"
+    if alarm:
+        which = "on held-out tasks (public ones score higher than chance allows)"
     out = f"{planned - graded} of {planned} planned are excluded"
     if excluded:
         out += f" ({_reasons(excluded)})"
