@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 UNCLASSIFIED = "unclassified"
 RESOLVED = "resolved"
 NOT_RUN = "not run"
+ENDED = (*GRADED, "infra_error", "verifier_error")
+"""Outcomes of trials that were run to some end; the others (planned, cancelled, stopped, unrunnable) never were."""
 MEANINGS: Mapping[str, str] = {
     "host": "the machinery failed; outside of every rate",
     "tool": "the verifier or a tool failed by itself; not the agent's doing",

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proctor.analysis.cards import Card, checked, make_card
-from proctor.analysis.causes import MEANINGS, NOT_RUN, RESOLVED, Account, Judged, account, judge
+from proctor.analysis.causes import ENDED, MEANINGS, NOT_RUN, RESOLVED, Account, Judged, account, judge
 from proctor.analysis.observed import FindingSeen, Observed, TestSeen
 from proctor.analysis.report.model import Cause, Causes, CauseSignal
+from proctor.common import ConfigError
 from proctor.runs.atif import read_trajectory
 from proctor.runs.behaviour import behaviour_of, exec_actions, text_of, trajectory_actions
 from proctor.runs.formats import DiffFile, FindingsFile, GradeFile, TrialResult, load
@@ -35,7 +36,7 @@ class Failures:
     account: Account
     judged: tuple[Judged, ...]
     unread: int
-    """Trials that ended and whose record is not there to be read; they are unclassified or resolved by their row."""
+    """Trials that ended and whose record is not there, or is damaged; they are judged by their row alone."""
 
     def cards(self) -> tuple[Card, ...]:
         """The cards of trials that were not resolved, with statements that hold only."""
@@ -48,12 +49,16 @@ def read_failures(trials: pl.DataFrame) -> Failures:
     not_run: list[tuple[str, str]] = []
     unread = 0
     for row in trials.iter_rows(named=True):
-        if row["outcome"] in ("planned", "cancelled", "stopped"):
+        if row["outcome"] not in ENDED:
             not_run.append((row["agent"], row["outcome"]))
             continue
-        if row["record"] is None:
-            unread += 1
-        judged.append(judge(read_observed(row)))
+        try:
+            seen = read_observed(row)
+        except (ConfigError, OSError):
+            # A record that was damaged is said to be so by whoever checks the ledger; its row still counts here.
+            seen = read_observed({**row, "record": None})
+        unread += seen.behaviour.record is None
+        judged.append(judge(seen))
     return Failures(account(judged, not_run), tuple(judged), unread)
 
 
@@ -181,6 +186,7 @@ def _statement(found: Failures) -> str:
     parts = [f"{count:,} {name}" for name, count in told.counts.items() if name in MEANINGS]
     resolved, not_run = told.counts.get(RESOLVED, 0), told.counts.get(NOT_RUN, 0)
     tail = f", {not_run:,} never run" if not_run else ""
+    tail += f" ({found.unread:,} by their outcome alone, for want of a record that can be read)" if found.unread else ""
     sums = "" if told.reconciles else " These do not add up to what was planned, which is a defect."
     return (
         f"Of {told.planned:,} planned trials {resolved:,} were resolved{tail}; the others by primary cause: "
