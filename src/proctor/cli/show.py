@@ -10,13 +10,19 @@ import click
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("trial", required=False)
+@click.option("--failures", is_flag=True, help="Why trials failed: an account by primary cause, and a card for each.")
 @click.option("--json", "as_json", is_flag=True, help="Print the same as JSON.")
-def show(run: Path, trial: str | None, *, as_json: bool) -> None:
+def show(run: Path, trial: str | None, *, failures: bool, as_json: bool) -> None:
     """Show RUN, a directory that `proctor run` made, as a table; or one TRIAL of it as a readable story.
 
     Every number is computed from the records, the chain of the ledger is checked, and what is left out of a rate is
     listed with its reason. TRIAL is an id from the ledger, or a part of one that fits one trial only.
     """
+    if failures:
+        from proctor.cli._failures import show_failures
+
+        show_failures(run, trial, as_json=as_json)
+        return
     from proctor.runs import story, summary
     from proctor.runs.formats import dump_json
 

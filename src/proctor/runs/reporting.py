@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from proctor.analysis.aggregate import Options, aggregate
-from proctor.analysis.causes import account, judge
+from proctor.analysis.causes import ENDED, account, judge
 from proctor.analysis.report.matrix import agent_names, build_matrix
 from proctor.analysis.report.model import Mark, Matrix, MatrixRow, Report, Story
 from proctor.common import ConfigError, atomic_write
@@ -240,7 +240,7 @@ class _Judging:
 
     def add(self, row: Mapping[str, Any]) -> Judged | None:
         """Judge one trial; None when it never ended."""
-        if row["outcome"] in ("planned", "cancelled", "stopped"):
+        if row["outcome"] not in ENDED:
             self._not_run.append((row["agent"], row["outcome"]))
             return None
         self._unread += row["record"] is None

@@ -1,0 +1,93 @@
+"""`proctor show RUN [TRIAL] --failures`: why trials failed, as an account and as cards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import polars as pl
+
+    from proctor.runs.failures import Failures
+
+
+def show_failures(run: Path, trial: str | None, *, as_json: bool) -> None:
+    """Judge the trials of a run, or one of them, and print the account and the cards of what was not resolved."""
+    import click
+
+    from proctor.analysis.cards import card_lines
+    from proctor.common.text import visible
+    from proctor.runs.failures import card_of, read_failures
+    from proctor.runs.frame import load_trials
+
+    trials = load_trials([run]).trials.collect()
+    if trial is None:
+        found = read_failures(trials)
+        cards = found.cards()
+    else:
+        found = read_failures(_only(trials["trial_id"].to_list(), trial, trials))
+        cards = tuple(card_of(one) for one in found.judged)
+    if as_json:
+        from proctor.cli._json import echo_json
+
+        echo_json({"version": 1, "account": _account(found), "cards": [card.as_json() for card in cards]})
+        return
+    if trial is None:
+        _print_account(found)
+    for card in cards:
+        click.echo()
+        for line in card_lines(card):
+            click.echo(visible(line))
+
+
+def _only(ids: list[str], wanted: str, trials: pl.DataFrame) -> pl.DataFrame:
+    """The row of the one trial that is called so, or whose id holds the text."""
+    import polars as pl
+
+    from proctor.common import ConfigError
+
+    exact = [one for one in ids if one == wanted] or [one for one in ids if wanted in one]
+    if len(exact) != 1:
+        what = "no trial" if not exact else f"{len(exact)} trials"
+        raise ConfigError(f"{what} of this run fit", field=wanted, remedy="give a whole id, as the ledger has it")
+    return trials.filter(pl.col("trial_id") == exact[0])
+
+
+def _account(found: Failures) -> dict[str, Any]:
+    told = found.account
+    return {
+        "planned": told.planned,
+        "counts": told.counts,
+        "by_agent": told.by_agent,
+        "by_outcome": told.by_outcome,
+        "signals": told.signals,
+        "reconciles": told.reconciles,
+        "unread": found.unread,
+    }
+
+
+def _print_account(found: Failures) -> None:
+    """Causes x agents, with the sum that is what was planned."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from proctor.analysis.causes import MEANINGS
+    from proctor.runs.table import console
+
+    told, out = found.account, console()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("primary cause")
+    agents = list(told.by_agent)
+    for agent in agents:
+        table.add_column(Text(agent), justify="right")
+    table.add_column("all", justify="right")
+    table.add_column("meaning", overflow="fold")
+    for name, count in told.counts.items():
+        counts = [str(told.by_agent[agent].get(name, 0)) for agent in agents]
+        table.add_row(name, *counts, str(count), MEANINGS.get(name, ""))
+    sums = [str(sum(told.by_agent[agent].values())) for agent in agents]
+    table.add_row("planned", *sums, str(told.planned), "" if told.reconciles else "does not add up: a defect")
+    out.print(table)
+    if found.unread:
+        out.print(f"{found.unread} trials are judged by their outcome alone: their records cannot be read")
