@@ -258,7 +258,7 @@ class Analysis:
         else:
             options = [(attempts, spread) for attempts in sorted({1, 2, 4, 8, round(self.pairs.attempts[0])})]
             naive = spread.variance(*self.pairs.attempts)
-        design_effect = total / naive if self.pairs.clustered and naive > 0 else 1.0
+        design_effect = max(1.0, total / naive) if self.pairs.clustered and naive > 0 else 1.0
         designs = []
         for attempts, variances in options:
             count = 1.0 if spread is None else float(attempts)

@@ -25,7 +25,7 @@ def claim_lines(claim: Claim, *, claims: int) -> Iterator[str]:
         )
     first, *others = claim.tests
     adjusted = f", {p_value(claim.p_adjusted)} after Holm over {claims} claims" if claims > 1 else ""
-    yield f"  p {p_value(first.p)}{adjusted} ({_test(first)}), to be at most {claim.alpha:.3g}"
+    yield f"  p {p_value(first.p)}{adjusted}, by {_test(first)}, which decides; at most {claim.alpha:.3g} is needed"
     if others:
         yield f"  deciding nothing: {', '.join(f'{_test(test)} p {p_value(test.p)}' for test in others)}"
     yield f"  {100 * _level(claim.difference):g} % interval: {_span(claim.difference)} ({claim.difference.formula})"
@@ -57,7 +57,7 @@ def gate_lines(gate: Gate) -> Iterator[str]:
     """The gate's verdict with its reasons."""
     yield (
         f"gate: {gate.verdict.upper()}: no worse by {100 * gate.margin:g} points? "
-        f"p {p_value(gate.p_noninferior)} for yes, {p_value(gate.p_inferior)} for no, to be at most {gate.alpha:.3g} "
+        f"p {p_value(gate.p_noninferior)} for yes, {p_value(gate.p_inferior)} for no; at most {gate.alpha:.3g} is needed "
         f"({gate.formula})"
     )
     for reason in gate.reasons:
