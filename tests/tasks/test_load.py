@@ -510,3 +510,23 @@ def test_a_file_that_cannot_be_read_is_a_problem(make_task: MakeTask, monkeypatc
     monkeypatch.setattr(Path, "read_bytes", denied)
     (error,) = errors_of(root)
     assert (error.file, error.message) == (str(root / "task.toml"), "cannot read the task: Permission denied")
+
+
+def test_a_link_that_leaves_through_another_link(make_task: MakeTask) -> None:
+    """By its words `deep/up/../../x` stays inside; `deep/up` leads to the root itself, and `..` from there does not."""
+    root = make_task()
+    (root.parent / "outside").write_text("secret")
+    (root / "deep").mkdir()
+    (root / "deep/up").symlink_to("..")
+    (root / "instruction.md").unlink()
+    (root / "instruction.md").symlink_to("deep/up/../outside")
+    assert (root / "instruction.md").read_text() == "secret"
+    assert [error.message for error in errors_of(root)] == ["is a link that leaves the task directory"]
+
+
+def test_a_file_that_takes_hours_to_read(make_task: MakeTask) -> None:
+    root = make_task()
+    with (root / "tests/huge").open("wb") as file:
+        file.truncate(1 << 40)
+    (error,) = errors_of(root)
+    assert error.message == "is larger than 16 GiB"

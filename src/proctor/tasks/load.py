@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 TASK_FILE = "task.toml"
 _DIGEST_IGNORES = frozenset({".git"})
 _MAX_TEXT = 16 << 20
+_MAX_FILE = 16 << 30
 
 
 def load_task(
@@ -105,7 +107,7 @@ def _read_task(
         return None, findings.problems
     parsed = _validate(config, findings)
     _check_links(path, findings)
-    if parsed is None:
+    if parsed is None or not _check_sizes(path, findings):
         return None, findings.problems
     refuse_unsupported(parsed, path, findings)
     reader = _Reader(path, parsed, findings, host_env)
@@ -153,15 +155,36 @@ def _validate(config: dict[str, Any], findings: Findings) -> TaskToml | None:
 
 
 def _check_links(root: Path, findings: Findings) -> None:
-    """A link out of the directory would bring in content that the task's digest does not cover."""
+    """A link out of the directory would bring in content that the task's digest does not cover.
+
+    Where it points is asked twice: by its words, and by what is there, since `..` behind another link leads elsewhere.
+    """
+    real_root = os.path.realpath(root)
     for folder, directories, files in os.walk(root):
         for name in (*directories, *files):
             path = os.path.join(folder, name)
             if os.path.islink(path):
                 target = os.path.normpath(os.path.join(folder, os.readlink(path)))
-                if target != str(root) and not target.startswith(str(root) + os.sep):
+                if not (_is_within(target, str(root)) and _is_within(os.path.realpath(path), real_root)):
                     relative = os.path.relpath(path, root)
                     findings.file_error(relative, "is a link that leaves the task directory", "copy the file instead")
+
+
+def _check_sizes(root: Path, findings: Findings) -> bool:
+    """Whether every file can be read in reasonable time: a sparse terabyte takes no place and hours to digest."""
+    sound = True
+    for folder, _, files in os.walk(root):
+        for name in files:
+            info = os.lstat(os.path.join(folder, name))
+            if stat.S_ISREG(info.st_mode) and info.st_size > _MAX_FILE:
+                relative = os.path.relpath(os.path.join(folder, name), root)
+                findings.file_error(relative, f"is larger than {_MAX_FILE >> 30} GiB", "put large data into an image")
+                sound = False
+    return sound
+
+
+def _is_within(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip(os.sep) + os.sep)
 
 
 class _Reader:
