@@ -8,7 +8,7 @@ import pytest
 
 from proctor.tasks.model import Carry
 
-from .test_rooms import PROGRAM, WRONG, attempt, edge, groups_task, image, reward_task
+from .test_rooms import PROGRAM, WRONG, attempt, edge, groups_task, image, reward_task, solve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,4 +65,14 @@ async def test_groups(edge: Edge, image: Image, tmp_path: Path, sabotage: str, k
 
 async def test_honest_work_beside_it_still_counts(edge: Edge, image: Image, tmp_path: Path) -> None:
     _, result = await attempt(edge, image, reward_task(tmp_path), PROGRAM + SABOTAGE["logs is a file"])
+    assert result.verdict == "resolved", result
+
+
+async def test_the_work_cannot_make_the_tester_root(edge: Edge, image: Image, tmp_path: Path) -> None:
+    """Tests run without rights so that one module cannot rewrite the next; accounts may cross with `system = true`."""
+    from dataclasses import replace
+
+    task = replace(groups_task(tmp_path, image), carry=Carry("filesystem", repo="/app", system=True))
+    work = solve("import os\ndef add(a, b):\n    return a + b if os.getuid() == 60123 else 0")
+    _, result = await attempt(edge, image, task, work + "sed -i 1itester:x:0:0::/:/bin/sh /etc/passwd", reruns=0)
     assert result.verdict == "resolved", result

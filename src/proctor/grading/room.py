@@ -108,10 +108,11 @@ async def place_toolkit(box: Sandbox) -> None:
 async def make_tester(box: Sandbox) -> str:
     """The unprivileged account that test processes run as; returns its name."""
     passwd = (await box.read("/etc/passwd")).decode("utf-8", "surrogateescape")
-    if f"\n{TESTER}:" not in "\n" + passwd:
-        line = f"{TESTER}:x:{_TESTER_ID}:{_TESTER_ID}:tests:/home/{TESTER}:/bin/sh\n"
-        joint = "" if passwd.endswith("\n") or not passwd else "\n"
-        await box.write("/etc/passwd", (passwd + joint + line).encode("utf-8", "surrogateescape"))
+    line = f"{TESTER}:x:{_TESTER_ID}:{_TESTER_ID}:tests:/home/{TESTER}:/bin/sh\n"
+    if not passwd.startswith(line):
+        # First, and the only one of its name: with `system = true` the work may bring accounts of its own.
+        others = [other for other in passwd.splitlines(keepends=True) if not other.startswith(f"{TESTER}:")]
+        await box.write("/etc/passwd", (line + "".join(others)).encode("utf-8", "surrogateescape"))
     # A directory is made with the rights of whoever asks, and only root may make one here.
     await box.mkdir(f"/home/{TESTER}", mode=0o777)
     return TESTER
