@@ -73,7 +73,7 @@ def aggregate(
     """Aggregate a trials frame (columns of `frame.TRIALS`). A LazyFrame is streamed: millions of rows are fine.
 
     Raises ConfigError for a frame that lacks columns, for a trial that occurs twice, for an outcome that is not on the
-    list and for a score outside [0, 1].
+    list, for a score outside [0, 1] and for an amount that is negative or not finite.
     """
     from proctor import __version__
 

@@ -29,6 +29,9 @@ _AGENT = ["agent", "harness", "harness_version", "model"]
 _TASK = ["task", "task_digest"]
 _NEEDED = ["agent", "task", "condition", "outcome"]
 _SETTING = {"image_digest": "image", "limits": "set of limits"}
+_AMOUNTS = ["steps", "tool_calls", "prompt_tokens", "completion_tokens", "cost_usd", "wall_s", "cpu_s", "weight"]
+_MOST = 2**53
+"""More than this is no amount, and sums of it would not be exact."""
 _FACTS = ["split", "weight", "difficulty", "domain", "cluster"]
 
 
@@ -138,6 +141,7 @@ def _checks(frame: pl.LazyFrame) -> pl.LazyFrame:
         (~pl.col("outcome").is_in(OUTCOMES)).sum().alias("strange"),
         (graded & pl.col("score").is_between(0, 1).not_().fill_null(True)).sum().alias("unscored"),
         (~graded & pl.col("score").is_not_null()).sum().alias("overscored"),
+        (~pl.all_horizontal(pl.col(*_AMOUNTS).is_between(0, _MOST).fill_null(True))).sum().alias("impossible"),
     )
 
 
@@ -151,6 +155,7 @@ def _refuse(checks: Mapping[str, Any], frame: pl.LazyFrame) -> None:
         ("strange", "trials with an outcome that is not on the list: {}"),
         ("unscored", "graded trials without a score in [0, 1]: {}"),
         ("overscored", "trials with a score and no verdict: {}"),
+        ("impossible", "trials with an amount or a weight that is negative or not a finite number: {}"),
     ):
         if checks[name]:
             raise ConfigError(message.format(checks[name]), field="trials")
