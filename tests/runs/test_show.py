@@ -17,6 +17,7 @@ from proctor.runs.engine import execute
 from proctor.runs.lock import make_lock, write_lock
 from proctor.runs.outcome import Outcome
 from proctor.runs.summary import read_run, summarise, wilson
+from proctor.runs.table import MOST_MARKS
 from proctor.runs.text import duration, safe, shorten
 from proctor.tasks.model import Unrunnable
 
@@ -70,6 +71,16 @@ async def test_the_table_prints_them(finished: Path, capsys: pytest.CaptureFixtu
     assert "chain whole" in text
     line = next(line for line in text.splitlines() if line.startswith("solver"))
     assert line.split()[1:4] == ["4", "3", "2"]
+
+
+async def test_many_attempts_are_counted_not_drawn(
+    run_dir: Path, desk: DeskExaminer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = make_plan(1, attempts=MOST_MARKS + 1)
+    write_lock(run_dir, make_lock(plan, {}))
+    await execute(plan, run_dir, desk, concurrency=4)
+    line = next(line for line in show(capsys, str(run_dir)).splitlines() if line.startswith("task-0"))
+    assert line.split() == ["task-0", "✓13", "✗13"]
 
 
 async def test_a_trial_is_told_by_a_part_of_its_id(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

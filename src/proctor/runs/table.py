@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from proctor.runs.outcome import Outcome
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console, RenderableType
+    from rich.text import Text
 
     from proctor.runs.summary import AgentRow, PlannedTrial, RunView
 
@@ -26,6 +28,9 @@ MARKS: dict[str, tuple[str, str]] = {
     STOPPED: ("s", "dim"),
     NOT_RUN: ("·", "dim"),
 }
+
+MOST_MARKS = 12
+"""Attempts that are shown one by one; more than these are counted."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -103,7 +108,7 @@ def compat(trials: Sequence[PlannedTrial], agents: Sequence[str]) -> list[str]:
 
 
 def matrix(trials: Sequence[PlannedTrial], agents: Sequence[str]) -> RenderableType:
-    """tasks x agents, one mark for each attempt."""
+    """tasks x agents, one mark for each attempt; of many attempts, each mark with how often it occurs."""
     from rich.table import Table
     from rich.text import Text
 
@@ -117,12 +122,20 @@ def matrix(trials: Sequence[PlannedTrial], agents: Sequence[str]) -> RenderableT
     for task, by_agent in cells.items():
         marks = []
         for agent in agents:
-            text = Text()
-            for trial in sorted(by_agent.get(agent, []), key=lambda trial: trial.attempt):
-                text.append(*MARKS[trial.status])
-            marks.append(text)
+            attempts = sorted(by_agent.get(agent, []), key=lambda trial: trial.attempt)
+            marks.append(_marks([trial.status for trial in attempts]))
         table.add_row(Text(task), *marks)
     return table
+
+
+def _marks(statuses: Sequence[str]) -> Text:
+    from rich.text import Text
+
+    if len(statuses) <= MOST_MARKS:
+        return Text.assemble(*(MARKS[status] for status in statuses))
+    counts = Counter(statuses)
+    parts = [((mark, style), f"{counts[name]}") for name, (mark, style) in MARKS.items() if name in counts]
+    return Text(" ").join(Text.assemble(*part) for part in parts)
 
 
 def troubles(trials: Sequence[PlannedTrial], most: int = 10) -> list[str]:
