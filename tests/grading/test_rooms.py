@@ -272,6 +272,14 @@ async def test_odd_names_are_carried_whole(edge: Edge, image: Image, tmp_path: P
     assert result.verdict == "resolved", result
 
 
+async def test_a_file_that_became_a_directory_is_carried(edge: Edge, image: Image, tmp_path: Path) -> None:
+    script = "rm link calc.py; mkdir link calc; echo x > link/inside\n" + solve().replace("calc.py", "calc/__init__.py")
+    collected, result = await attempt(edge, image, groups_task(tmp_path, image), script)
+    assert {c.path: c.after is None for c in collected.changes or ()} == {
+        "calc.py": True, "calc/__init__.py": False, "link": True, "link/inside": False}  # fmt: skip
+    assert result.verdict == "resolved", result
+
+
 async def test_too_much_to_carry_is_unresolved(edge: Edge, image: Image, tmp_path: Path) -> None:
     collected, result = await attempt(edge, image, groups_task(tmp_path, image), "truncate -s 80M big\n" + solve())
     assert collected.problem
