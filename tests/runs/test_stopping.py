@@ -15,7 +15,7 @@ from tests.runs.test_engine import no_wait
 from proctor.analysis.sequential import e_value
 from proctor.common import ConfigError, InfraError
 from proctor.runs.engine import Event, execute
-from proctor.runs.formats import TrialResult
+from proctor.runs.formats import TrialResult, load
 from proctor.runs.frame import load_trials
 from proctor.runs.ledger import verify_ledger
 from proctor.runs.lock import make_lock, write_lock
@@ -48,6 +48,10 @@ def feed(rule: DifferenceRule, plan: RunPlan, outcomes: dict[str, Outcome], orde
         if rule.decision() is not None:
             return count
     return None
+
+
+def results_on_disk(run_dir: Path) -> list[TrialResult]:
+    return [load(TrialResult, path) for path in run_dir.glob("trials/*/result.json")]
 
 
 async def test_a_clear_difference_ends_the_run_and_the_rest_is_named(run_dir: Path, desk: DeskExaminer) -> None:
@@ -111,9 +115,21 @@ async def test_the_decision_does_not_depend_on_who_ends_first(
     plan = make_plan(25)
     execution = await execute(plan, run_dir, desk, concurrency=concurrency, rule=make_rule("difference", plan))
     assert execution.stopped
-    assert execution.stopped.facts["units"] >= 8
+    assert execution.stopped.facts["units"] == {"idler": 8}
     assert 16 <= len(execution.results) <= 16 + 3 * concurrency
     assert len(execution.results) + len(next(verify_ledger(run_dir).of("stopped")).data["trials"]) == 50
+
+
+@pytest.mark.parametrize("text", ["difference", "sprt:p0=0.6,p1=0.8"])
+async def test_the_decision_can_be_made_again_from_the_record(run_dir: Path, desk: DeskExaminer, text: str) -> None:
+    plan = make_plan(25, ("solver", "idler") if text == "difference" else ("solver",))
+    execution = await execute(plan, run_dir, desk, concurrency=4, rule=make_rule(text, plan))
+    assert execution.stopped
+    again = make_rule(text, plan)
+    for result in results_on_disk(run_dir):
+        again.take(result)
+    assert again.decision() == execution.stopped
+    assert next(verify_ledger(run_dir).of("stopped")).data["facts"] == execution.stopped.facts
 
 
 async def test_interrupted_runs_go_on_counting(run_dir: Path, desk: DeskExaminer) -> None:

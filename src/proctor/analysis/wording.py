@@ -57,8 +57,8 @@ def gate_lines(gate: Gate) -> Iterator[str]:
     """The gate's verdict with its reasons."""
     yield (
         f"gate: {gate.verdict.upper()}: no worse by {100 * gate.margin:g} points? "
-        f"p {p_value(gate.p_noninferior)} for yes, {p_value(gate.p_inferior)} for no; at most {gate.alpha:.3g} is needed "
-        f"({gate.formula})"
+        f"p {p_value(gate.p_noninferior)} for yes, {p_value(gate.p_inferior)} for no; at most {gate.alpha:.3g} is "
+        f"needed ({gate.formula})"
     )
     for reason in gate.reasons:
         yield f"  {reason}"

@@ -138,7 +138,7 @@ class DifferenceRule:
         self._evidence = {label: SymmetricEvidence() for label in others}
         self._sums = dict.fromkeys(others, 0.0)
         self._threshold = len(others) / alpha
-        self._reached: dict[str, float] = {}
+        self._reached: dict[str, tuple[float, int, str]] = {}
 
     def order(self, trials: Sequence[TrialPlan]) -> list[TrialPlan]:
         """Cluster by cluster, in drawn order."""
@@ -156,20 +156,21 @@ class DifferenceRule:
                     evidence.add(sum(both), float(len(both)))
                     self._sums[label] += sum(both)
                 if evidence.value >= self._threshold:
-                    self._reached.setdefault(label, evidence.value)
+                    sign = "+" if self._sums[label] > 0 else "-"
+                    self._reached.setdefault(label, (evidence.value, evidence.units, sign))
 
     def decision(self) -> Stop | None:
         """Once every comparison has crossed its threshold, whatever came after."""
         if self._reached.keys() != self._evidence.keys():
             return None
         words = [
-            f"{label} differs from {self._baseline} ({'+' if self._sums[label] > 0 else '-'}, e = {value:.3g})"
-            for label, value in self._reached.items()
+            f"{label} differs from {self._baseline} ({sign}, e = {value:.3g})"
+            for label, (value, _, sign) in self._reached.items()
         ]
         facts = {
             "threshold": round(self._threshold, 6),
-            "units": self._drawn.counted,
-            "e_values": {label: round(value, 6) for label, value in self._reached.items()},
+            "e_values": {label: round(value, 6) for label, (value, _, _) in self._reached.items()},
+            "units": {label: units for label, (_, units, _) in self._reached.items()},
         }
         return Stop(self._text, "; ".join(words), facts)
 
