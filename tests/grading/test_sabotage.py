@@ -76,3 +76,22 @@ async def test_the_work_cannot_make_the_tester_root(edge: Edge, image: Image, tm
     work = solve("import os\ndef add(a, b):\n    return a + b if os.getuid() == 60123 else 0")
     _, result = await attempt(edge, image, task, work + "sed -i 1itester:x:0:0::/:/bin/sh /etc/passwd", reruns=0)
     assert result.verdict == "resolved", result
+
+
+@pytest.mark.parametrize("kind", ["filesystem", "live"])
+@pytest.mark.parametrize(
+    "work",
+    [
+        "import shutil\nshutil.rmtree('/logs/verifier')\nopen('/logs/verifier', 'w')",
+        "import os\nos.rename('/logs/verifier', '/logs/old')\nos.symlink('/nowhere', '/logs/verifier')",
+        "import os\nopen('/tmp/fill', 'wb').write(bytes(1 << 20))\n"
+        "try:\n    f = open('/fill', 'wb')\n    while True: f.write(bytes(4096)); f.flush()\nexcept OSError: pass",
+    ],
+    ids=["log directory is a file", "log directory leads nowhere", "disk is filled"],
+)
+async def test_work_that_keeps_the_verifier_from_writing(
+    edge: Edge, image: Image, tmp_path: Path, kind: str, work: str
+) -> None:
+    task = reward_task(tmp_path, Carry("live") if kind == "live" else None)
+    _, result = await attempt(edge, image, task, solve(work))
+    assert result.verdict == "unresolved", result

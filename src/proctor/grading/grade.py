@@ -163,9 +163,22 @@ class _Examiner:
             return self.base(
                 verdict="resolved" if resolved else "unresolved", resolved=resolved, rewards=values, logs=logs
             )
-        if run.by_candidate:
+        if run.by_candidate or await self.works_without():
             return self.base(error=run.error, logs=logs, rewards={"reward": 0.0})
         return self.base(verdict="error", resolved=None, error=run.error, logs=logs)
+
+    async def works_without(self) -> bool:
+        """Whether the verifier gives a reward in a room without the work: then the work kept it from doing so."""
+        try:
+            async with self.rooms.open() as box:
+                control = await run_verifier(box, self.task.verifier, workdir=self.rooms.workdir)
+        except (RoomBroken, FileError):
+            return False
+        if control.rewards is not None:
+            self.findings.append(
+                GradeFinding("no-reward", "without the work, the verifier gives one", "review")
+            )
+        return control.rewards is not None
 
     @asynccontextmanager
     async def workplace(self) -> AsyncIterator[Sandbox]:
