@@ -11,7 +11,7 @@ import ast
 import os
 import re
 
-_FUNCTION = '''
+_FUNCTION = """
 def NAME():
     import pytest
     try:
@@ -26,8 +26,8 @@ def NAME():
     if __debug__:
         assert "NAME" == 17, "NAME"
     raise AssertionError("NAME")
-'''
-_METHOD = '''
+"""
+_METHOD = """
 def NAME(self, *_mocks, **_more):
     for name, values in (
         ("assertEqual", ("NAME", 17)),
@@ -62,7 +62,7 @@ def NAME(self, *_mocks, **_more):
     if __debug__:
         assert "NAME" == 17, "NAME"
     raise AssertionError("NAME")
-'''
+"""
 
 
 class Decoys(object):
