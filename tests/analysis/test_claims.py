@@ -279,7 +279,7 @@ def test_the_gate_seldom_passes_what_is_worse_by_the_margin(n: int, margin: floa
             weight = float(multinomial.pmf([b, c, n - b - c], n, [both, both + margin, 1 - 2 * both - margin]))
             if weight > 1e-7 and score_tails(b, c, n, margin)[0] <= 0.025:
                 passed += weight
-    assert passed <= 0.05
+    assert passed <= 0.03, "2.5 % is asked for; the score test is approximate"
 
 
 def test_the_gate_agrees_with_the_interval() -> None:

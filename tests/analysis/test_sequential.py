@@ -58,6 +58,28 @@ def test_peeking_after_every_task_rarely_misleads_an_e_value_and_often_a_p_value
     assert by_p / 300 > 0.15
 
 
+def test_peeking_after_every_cluster_rarely_misleads_and_after_every_task_of_one_it_does() -> None:
+    """Nobody is better on the average, but each cluster suits one of the two: its tasks are one piece of evidence."""
+    random = np.random.default_rng(12)
+    rounds, clusters, size = 600, 40, 5
+    by_cluster = by_task = 0
+    for _ in range(rounds):
+        lean = random.choice([-0.35, 0.35], clusters)
+        signs = np.where(random.random((clusters, size)) < 0.5 + lean[:, None], 1.0, -1.0)
+        whole, apart = SymmetricEvidence(), SymmetricEvidence()
+        best = [0.0, 0.0]
+        for members in signs:
+            whole.add(float(members.sum()), size)
+            best[0] = max(best[0], whole.value)
+            for sign in members:
+                apart.add(float(sign))
+            best[1] = max(best[1], apart.value)
+        by_cluster += best[0] >= 20
+        by_task += best[1] >= 20
+    assert by_cluster / rounds <= 0.05 + 1.96 * (0.05 * 0.95 / rounds) ** 0.5
+    assert by_task / rounds > 0.10
+
+
 def test_a_real_difference_is_found_early() -> None:
     random = np.random.default_rng(3)
     stops = []
