@@ -173,24 +173,44 @@ async def ours(quick: bool) -> list[Row]:
 # --- the others -------------------------------------------------------------------------------------------------------
 
 
-def rivals(folder: Path) -> dict[str, list[str] | str]:
-    """Command lines that run `true` in a sandbox, or the reason why there is none."""
-    commands: dict[str, list[str] | str] = {}
+def rivals(folder: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Command lines that run `true` in a sandbox, by name, and the reasons why some cannot.
+
+    What does not run by its defaults on this machine is tried with other ones; the name then says so.
+    """
     links = [part for name in ("bin", "sbin", "lib", "lib64") for part in ("--symlink", f"usr/{name}", f"/{name}")]
     base = ["--ro-bind", "/usr", "/usr", *links, "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
-    commands["bwrap"] = ["bwrap", "--unshare-all", "--die-with-parent", *base, "true"]
     rootfs = root_directory(folder)
-    commands["podman"] = ["podman", "run", "--rm", "--network=none", "--rootfs", str(rootfs), "/bin/true"]
-    commands["crun"] = ["crun", "run", "--bundle", str(bundle(folder, rootfs)), f"bench-{os.getpid()}"]
-    commands["docker"] = ["docker", "run", "--rm", "--network=none", docker_image(rootfs), "/bin/true"]
-    for name, command in commands.items():
+    life = ["run", "--rm", "--network=none"]
+    image = ["--rootfs", str(rootfs), "/bin/true"]
+    # crun refuses machines where cgroup2 has controllers beside those of v1; podman raises limits, which not all may.
+    ulimits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
+    oci = ["run", "--bundle", str(bundle(folder, rootfs)), f"bench-{os.getpid()}"]
+    variants = {
+        "bwrap": {"bwrap": ["bwrap", "--unshare-all", "--die-with-parent", *base, "true"]},
+        "crun": {"crun": ["crun", *oci]},
+        "runc": {"runc": ["runc", *oci]},
+        "podman": {
+            "podman": ["podman", *life, *image],
+            "podman with own ulimits": ["podman", *life, *ulimits, *image],
+            "podman with runc": ["podman", "--runtime=runc", *life, *ulimits, *image],
+        },
+        "docker": {"docker": ["docker", *life, docker_image(rootfs), "/bin/true"]},
+    }
+    working: dict[str, list[str]] = {}
+    skipped: dict[str, str] = {}
+    for name, commands in variants.items():
         if shutil.which(name) is None:
-            commands[name] = "not installed"
-        elif isinstance(command, list):
+            skipped[name] = "not installed"
+            continue
+        for label, command in commands.items():
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-            if done.returncode:
-                commands[name] = (done.stderr.strip().splitlines() or ["it fails without a word"])[0]
-    return commands
+            if done.returncode == 0:
+                working[label] = command
+                skipped.pop(name, None)
+                break
+            skipped.setdefault(name, (done.stderr.strip().splitlines() or ["it fails without a word"])[0])
+    return working, skipped
 
 
 def root_directory(folder: Path) -> Path:
@@ -208,9 +228,10 @@ def root_directory(folder: Path) -> Path:
 
 def bundle(folder: Path, rootfs: Path) -> Path:
     """An OCI bundle of that root."""
-    if shutil.which("crun") is None:
+    maker = shutil.which("crun") or shutil.which("runc")
+    if maker is None:
         return folder
-    subprocess.run(["crun", "spec"], cwd=folder, check=True)
+    subprocess.run([maker, "spec"], cwd=folder, check=True)
     config = json.loads((folder / "config.json").read_text())
     config["process"] |= {"args": ["/bin/true"], "terminal": False}
     config["root"] = {"path": str(rootfs), "readonly": True}
@@ -228,12 +249,10 @@ def docker_image(rootfs: Path) -> str:
 
 def others(quick: bool) -> tuple[list[Row], dict[str, str]]:
     """Whole lives of the others, and why some are missing."""
-    rows, skipped = [], {}
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for name, command in rivals(Path(folder)).items():
-            if isinstance(command, str):
-                skipped[name] = command
-                continue
+        working, skipped = rivals(Path(folder))
+        for name, command in working.items():
             taken = []
             for _ in range(10 if quick else 30):
                 begin = time.perf_counter()
