@@ -144,7 +144,7 @@ def _plan(
         where = ", ".join(str(dataset.path) for dataset in datasets)
         if unrunnable:
             reasons = "; ".join(f"{task.name}: {task.reason}" for task in unrunnable)
-            raise ConfigError(f"none of its {len(unrunnable)} tasks can be run here: {reasons}", field=where,
+            raise ConfigError(f"none of its tasks can be run here: {reasons}", field=where,
                               remedy="give each what its reason says it lacks")  # fmt: skip
         raise ConfigError("no task is left to run", field=where, remedy="check --task and --split")
     check_unique([entry.task.name for entry in entries], "task")
