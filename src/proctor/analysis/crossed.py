@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     import polars as pl
 
     from proctor.analysis.components import Method
+    from proctor.analysis.means import Floats
     from proctor.analysis.proportions import Interval
 
+_MAY_TURN = 0.05
+"""A pair whose order turns around in so large a share of the resamples is listed."""
 _AGREE = ("task_digest", "image_digest", "limits")
 
 
@@ -342,28 +345,31 @@ def _reversals(grid: _Grid, options: CrossedOptions) -> tuple[Reversal, ...]:
     """Pairs of models and pairs of harnesses whose order is reversed, or is in a twentieth of the resamples."""
     import numpy as np
 
+    # Quadruples at the same tasks see the same draws, so they are drawn once.
+    at_tasks: dict[tuple[str, ...], list[tuple[str, str, str, str]]] = {}
+    for first, second in combinations(grid.models, 2):
+        for harness, other in combinations(grid.harnesses, 2):
+            sides = [grid.means.get((m, h), {}) for h in (harness, other) for m in (first, second)]
+            if shared := set.intersection(*(set(side) for side in sides)):
+                at_tasks.setdefault(tuple(sorted(shared)), []).append((first, second, harness, other))
     found = []
-    for (first, second), (harness, other) in (
-        (models, harnesses) for models in combinations(grid.models, 2) for harnesses in combinations(grid.harnesses, 2)
-    ):
-        cells = [grid.means.get((m, h)) for h in (harness, other) for m in (first, second)]
-        if any(cell is None for cell in cells):
-            continue
-        sides = [cell for cell in cells if cell is not None]
-        shared = sorted(set.intersection(*(set(cell) for cell in sides)))
-        if not shared:
-            continue
-        a, b, c, d = ([cell[task] for task in shared] for cell in sides)
-        differences = np.stack([np.subtract(a, b), np.subtract(c, d)], axis=1)
-        draws = _resampled(differences, [grid.clusters[task] for task in shared], options)
-        here, there = (float(one) for one in differences.mean(axis=0))
-        chance = float((draws[:, 0] * draws[:, 1] < -1e-12).mean())
-        if here * there < 0 or chance >= 0.05:
-            found.append(Reversal(first, second, harness, other, here, there, here * there < 0, chance))
+    for tasks, quadruples in at_tasks.items():
+        columns = [
+            [grid.means[first, where][task] - grid.means[second, where][task] for task in tasks]
+            for first, second, *harnesses in quadruples
+            for where in harnesses
+        ]
+        differences = np.array(columns).T
+        draws = _resampled(differences, [grid.clusters[task] for task in tasks], options)
+        for index, quadruple in enumerate(quadruples):
+            here, there = (float(one) for one in differences[:, 2 * index : 2 * index + 2].mean(axis=0))
+            chance = float((draws[:, 2 * index] * draws[:, 2 * index + 1] < -1e-12).mean())
+            if here * there < 0 or chance >= _MAY_TURN:
+                found.append(Reversal(*quadruple, here, there, here * there < 0, chance))
     return tuple(sorted(found, key=lambda one: (not one.seen, -one.chance)))
 
 
-def _resampled(values: Any, clusters: Sequence[str], options: CrossedOptions) -> Any:
+def _resampled(values: Floats, clusters: Sequence[str], options: CrossedOptions) -> Floats:
     import numpy as np
 
     names = {name: number for number, name in enumerate(dict.fromkeys(clusters))}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -67,11 +68,8 @@ class Relabelling:
                 ways[row, list(chosen)] = True
             stride = math.prod(math.comb(a + b, a) for a, b in self.sizes[:task])
             return ways[np.arange(self.rows) // stride % len(ways)]
-        random = np.random.default_rng([self.seed, task])
-        order = np.argsort(random.random((self.rows, runs)), axis=1)
-        mask = np.zeros((self.rows, runs), dtype=bool)
-        np.put_along_axis(mask, order[:, :first], True, axis=1)
-        return mask
+        packed = _drawn(first, second, self.rows, self.seed, task)
+        return np.unpackbits(packed, axis=1, count=runs).astype(bool)
 
     def p_value(self, seen: float, found: Floats) -> float:
         """The share of assignments whose statistic is at least what was seen; the one seen counts among drawn ones, so
@@ -80,6 +78,17 @@ class Relabelling:
 
         hits = int(np.count_nonzero(found >= seen - 1e-12 * max(1.0, abs(seen))))
         return hits / self.rows if self.exact else (1 + hits) / (1 + self.rows)
+
+
+@lru_cache(maxsize=1024)
+def _drawn(first: int, second: int, rows: int, seed: int, task: int) -> NDArray[np.uint8]:
+    """Random assignments as packed bits. Every measure asks for the same ones, and drawing is what takes time."""
+    import numpy as np
+
+    order = np.argsort(np.random.default_rng([seed, task]).random((rows, first + second)), axis=1)
+    mask = np.zeros((rows, first + second), dtype=bool)
+    np.put_along_axis(mask, order[:, :first], True, axis=1)
+    return np.packbits(mask, axis=1)
 
 
 def two_means(mask: NDArray[np.bool_], values: Floats) -> tuple[Floats, Floats]:
