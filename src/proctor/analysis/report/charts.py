@@ -175,7 +175,14 @@ def scatter(title: str, description: str, spots: Sequence[Spot], x_label: str, t
     scale = Scale(0.0, end)
     parts: list[Markup] = [*_rate_grid()]
     parts += [
-        element("text", ticks(end * share), x=f"{100 * share:g}%", y=_HEIGHT + 18, text_anchor="middle", class_="label")
+        element(
+            "text",
+            ticks(end * share),
+            x=f"{100 * share:g}%",
+            y=_HEIGHT + 18,
+            text_anchor="end" if share == 1 else "middle",
+            class_="label",
+        )
         for share in (0.0, 0.25, 0.5, 0.75, 1.0)
     ]
     parts.append(element("text", x_label, x="50%", y=_HEIGHT + 38, text_anchor="middle", class_="label"))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from proctor.analysis.report.model import Report, Tone
 
 _SHOWN = 8
+_LINKED = 3
 
 
 def causes(report: Report) -> Section:
@@ -29,7 +30,7 @@ def causes(report: Report) -> Section:
             Two(cause.name, cause.meaning),
             count_bar(sum(cause.counts.values()), most),
             *(f"{cause.counts.get(agent, 0):,}" for agent in agents),
-            Links(cause.trials, sum(cause.counts.values()) - len(cause.trials)),
+            Links(cause.trials[:_LINKED], sum(cause.counts.values()) - len(cause.trials[:_LINKED])),
         )
         for cause in found.causes
     )

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from proctor.analysis.report.model import Mark, Report
     from proctor.analysis.report.sections import Section
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~$&@:-])")
+_SPECIAL = re.compile(r"[\\`*_{}\[\]()#+!|~$:-]")
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "@&#8203;"}  # the last so that nobody is called
 _TASKS = 200
 
 
@@ -97,4 +98,5 @@ def _signs(cell: tuple[Mark, ...]) -> str:
 
 def _escape(text: str) -> str:
     """One line of Markdown that shows `text` as it is."""
-    return _SPECIAL.sub(r"\\\1", " ".join(visible(text).split()))
+    line = _SPECIAL.sub(r"\\\g<0>", " ".join(visible(text).split()))
+    return "".join(_ENTITIES.get(character, character) for character in line)

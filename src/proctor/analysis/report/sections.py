@@ -81,6 +81,11 @@ class Table:
         return any(column.kind == "picture" for column in self.columns)
 
     @property
+    def brief(self) -> bool:
+        """It fits on a sheet of paper, and should not be torn apart there."""
+        return len(self.rows) <= 12
+
+    @property
     def stacks(self) -> bool:
         """It is too wide for a phone, where each row is shown as a card."""
         return len(self.columns) > 3
