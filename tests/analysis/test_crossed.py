@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 from tests.analysis.frames import frame, trial
 from tests.analysis.test_components import WORKED
+from tests.analysis.test_drift import formulas
 
 from proctor.analysis.crossed import CrossedOptions, crossed
 from proctor.common import ConfigError, RefusedError
@@ -43,7 +44,8 @@ def test_the_worked_table() -> None:
     assert found.agreement == {"h0 | h1": 1.0}
     assert not any(reversal.seen for reversal in found.reversals)
     assert [cell.mean for cell in found.cells][:2] == [pytest.approx(0.7), pytest.approx(0.6)]
-    json.dumps(found.as_json(), allow_nan=False)
+    plain = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    assert formulas(plain) <= plain["formulas"].keys()
 
 
 def test_a_harness_that_turns_the_order_around() -> None:

@@ -309,3 +309,18 @@ def test_the_values_are_those_of_the_seed() -> None:
     one, same = (detect_drift(*seed_case(attempts=3), options) for _ in range(2))
     assert isinstance(one, Drift)
     assert one == same
+
+
+def formulas(value: Any) -> set[str]:
+    """Every formula id in a JSON document."""
+    if isinstance(value, dict):
+        own = {value["formula"]} if isinstance(value.get("formula"), str) else set()
+        return own.union(*(formulas(item) for key, item in value.items() if key != "formulas"))
+    return set().union(*map(formulas, value)) if isinstance(value, list) else set()
+
+
+def test_every_formula_is_explained() -> None:
+    for side in (seed_case(attempts=3), seed_case(attempts=3, tasks=1)):
+        plain = detect_drift(*side).as_json()
+        assert formulas(plain)
+        assert formulas(plain) <= plain["formulas"].keys()

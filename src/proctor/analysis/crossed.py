@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+from proctor import __version__
 from proctor.analysis.comparison import as_plain
 from proctor.analysis.components import Components, Table, variance_components
 from proctor.analysis.frame import GRADED
@@ -30,6 +31,19 @@ if TYPE_CHECKING:
     from proctor.analysis.means import Floats
     from proctor.analysis.proportions import Interval
 
+FORMULAS: Mapping[str, str] = {
+    "anova/balanced": "components from expected mean squares, all effects random",
+    "henderson-1": "components that equate uncorrected sums of squares with their expectations (Henderson 1953)",
+    "reml": "restricted maximum likelihood, by statsmodels",
+    "f/model-x-harness": "mean square of model x harness over that of model x harness x task (or the residual)",
+    "rank/enumerated": "ranks over all C^C resamples of C clusters; ties share ranks, a shared first place is split",
+    "rank/bootstrap": "the same over drawn resamples",
+    "t/cluster": "t over clusters of tasks, C - 1 degrees of freedom (Miller 2024)",
+    "reliability": "s_model / (s_model + s_mh/H + s_mt/T + s_mht/(HT) + s_residual/(HTK)); absolute: main effects of "
+    "what was sampled count as error too (Brennan 2001)",
+    "kendall": "Kendall's tau-b",
+}
+"""What each formula id means, and where it is from."""
 _MAY_TURN = 0.05
 """A pair whose order turns around in so large a share of the resamples is listed."""
 _AGREE = ("task_digest", "image_digest", "limits")
@@ -108,7 +122,7 @@ class Crossed:
     def as_json(self) -> dict[str, Any]:
         """The analysis as plain JSON values."""
         plain: dict[str, Any] = as_plain(asdict(self))
-        return {"version": 1, **plain}
+        return {"version": 1, "proctor_version": __version__, **plain, "formulas": dict(FORMULAS)}
 
 
 @dataclass(frozen=True, slots=True)

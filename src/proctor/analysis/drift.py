@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from proctor import __version__
 from proctor.analysis.comparison import as_plain
 from proctor.common import ConfigError
 
@@ -21,6 +22,23 @@ if TYPE_CHECKING:
 
 Verdict = Literal["pass", "fail", "inconclusive"]
 Scale = Literal["ratio", "difference", "divergence", "distance"]
+FORMULAS: Mapping[str, str] = {
+    "permutation": "every p: the share of assignments of each task's runs to the versions with a statistic at least as "
+    "large, all of them or `draws` with (1 + hits) / (1 + draws) (Phipson and Smyth 2010)",
+    "holm": "p_adjusted of measures that decide (Holm 1979)",
+    "benjamini-hochberg": "p_adjusted of measures that are only shown (Benjamini and Hochberg 1995)",
+    "log-ratio": "exp of the mean over tasks of log(mean of new runs / mean of baseline runs)",
+    "difference": "mean over tasks of (mean of new runs - mean of baseline runs)",
+    "jensen-shannon/bits": "divergence of the calls by tool, tasks' mean tallies summed (Lin 1991)",
+    "energy/edit-distance": "mean over tasks of: mean Levenshtein distance / longer length between versions, less the "
+    "mean of those within (Székely and Rizzo 2013, without self-pairs)",
+    "paired-t": "t over tasks, T - 1 degrees of freedom",
+    "cluster-t": "t over clusters of tasks, C - 1 degrees of freedom (Miller 2024)",
+    "rerun-t": "the runs' own noise at the tasks there are, for a single task or cluster",
+    "bootstrap/cluster": "percentiles over resamples of whole clusters",
+    "mde": "(z(1 - alpha/2) + z(power)) x standard error, in the measure's scale",
+}
+"""What each formula id means, and where it is from."""
 GATED = ("tokens", "calls", "tool_mix", "sequence", "repetition", "errors")
 
 
@@ -196,4 +214,4 @@ class Drift:
     def as_json(self) -> dict[str, Any]:
         """The comparison as plain JSON values."""
         plain: dict[str, Any] = as_plain(asdict(self))
-        return {"version": 1, **plain}
+        return {"version": 1, "proctor_version": __version__, **plain, "formulas": dict(FORMULAS)}

@@ -131,7 +131,7 @@ def _amounts(
         changed=False,
         verdict=None,
         mde=back(mde) if mde is not None else None,
-        formula=f"{'log-ratio' if scale == 'ratio' else 'difference'}/{estimate.formula}",
+        formula="log-ratio" if scale == "ratio" else "difference",
     )
     return shift, ""
 
