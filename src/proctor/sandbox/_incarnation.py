@@ -124,7 +124,7 @@ class Incarnation:
 
     def stats(self) -> Stats:
         """The kernel's counters, and the use of the upper."""
-        group = self.group.stats()
+        group = self.group.stats(self.counters.read())
         disk_bytes, disk_inodes = usage(self.launched.upper_fd)
         return _stats(group, disk_bytes, disk_inodes)
 

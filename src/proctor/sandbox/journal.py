@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import UTC, datetime
+import time
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from proctor.common import InfraError
@@ -36,7 +37,13 @@ class State(StrEnum):
 
 def now() -> str:
     """The present time as RFC 3339 in UTC with milliseconds."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    seconds, thousandths = divmod(time.time_ns() // 1_000_000, 1000)
+    return f"{_to_the_second(seconds)}.{thousandths:03}Z"
+
+
+@lru_cache(maxsize=1)
+def _to_the_second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 class Journal:

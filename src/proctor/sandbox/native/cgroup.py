@@ -175,9 +175,12 @@ class SlotGroup:
         mount = self.layout.controllers.get(controller)
         return None if mount is None else mount / _OUR_DIRECTORY / self.edge / self.name
 
-    def stats(self) -> GroupStats:
-        """Current and peak use. Raises FileNotFoundError when the slot's groups are gone."""
-        return self._stats_v2() if self.layout.version == 2 else self._stats_v1()
+    def stats(self, events: tuple[int, int] | None = None) -> GroupStats:
+        """Current and peak use. Raises FileNotFoundError when the slot's groups are gone.
+
+        `events`: kills for memory and refused processes, where the caller has just read them.
+        """
+        return self._stats_v2(events) if self.layout.version == 2 else self._stats_v1(events)
 
     def populated(self) -> bool:
         """Whether any process, the guest included, is left in the slot."""
@@ -274,8 +277,12 @@ class SlotGroup:
         # Text, not Path: joined for every sandbox that ends, and a Path costs more than the file's system calls.
         return f"{self.layout.controllers[controller]}/{_OUR_DIRECTORY}/{self.edge}/{self.name}"
 
-    def _stats_v1(self) -> GroupStats:
+    def _events(self, memory: str, pids: str) -> tuple[int, int]:
+        return _keyed(memory).get("oom_kill", 0), _keyed(pids).get("max", 0)
+
+    def _stats_v1(self, events: tuple[int, int] | None) -> GroupStats:
         memory, pids = self._below("memory"), self._below("pids")
+        oom_kills, pids_refused = events or self._events(f"{memory}/memory.oom_control", f"{pids}/pids.events")
         counts_cpu = "cpuacct" in self.layout.controllers
         return GroupStats(
             memory_bytes=_number(f"{memory}/memory.usage_in_bytes"),
@@ -283,20 +290,21 @@ class SlotGroup:
             cpu_s=_number(f"{self._below('cpuacct')}/cpuacct.usage") / 1e9 if counts_cpu else 0.0,
             pids=_number(f"{pids}/pids.current"),
             pids_peak=_optional_number(f"{pids}/pids.peak"),
-            oom_kills=_keyed(f"{memory}/memory.oom_control").get("oom_kill", 0),
-            pids_refused=_keyed(f"{pids}/pids.events").get("max", 0),
+            oom_kills=oom_kills,
+            pids_refused=pids_refused,
         )
 
-    def _stats_v2(self) -> GroupStats:
+    def _stats_v2(self, events: tuple[int, int] | None) -> GroupStats:
         group = self._below("memory")
+        oom_kills, pids_refused = events or self._events(f"{group}/memory.events", f"{group}/pids.events")
         return GroupStats(
             memory_bytes=_number(f"{group}/memory.current"),
             memory_peak_bytes=_optional_number(f"{group}/memory.peak"),
             cpu_s=_keyed(f"{group}/cpu.stat").get("usage_usec", 0) / 1e6,
             pids=_number(f"{group}/pids.current"),
             pids_peak=_optional_number(f"{group}/pids.peak"),
-            oom_kills=_keyed(f"{group}/memory.events").get("oom_kill", 0),
-            pids_refused=_keyed(f"{group}/pids.events").get("max", 0),
+            oom_kills=oom_kills,
+            pids_refused=pids_refused,
         )
 
 
