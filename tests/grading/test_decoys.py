@@ -142,3 +142,19 @@ def test_the_work_cannot_stand_in_for_the_runner(tmp_path: Path, python: str, lo
     run = local(spec(folder, fail_to_pass=("test_it.py::test_add",), pass_to_pass=("test_it.py::test_old",)), python)
     assert run.verdict.verdict == "unresolved", run.log
     assert [o.status for o in run.verdict.tests] == ["failed", "passed"], run.log
+
+
+def test_running_tests_again_is_no_way_out_of_the_count(tmp_path: Path, python: str, local: Run) -> None:
+    """A verdict of `error` is not counted, so code under test must not be able to bring one about."""
+    again = """
+        import _pytest.runner
+        old = _pytest.runner.runtestprotocol
+        def runtestprotocol(item, **named):
+            old(item, **named)
+            return old(item, **named)
+        _pytest.runner.runtestprotocol = runtestprotocol
+        def add(a, b): return 0
+        """
+    run = local(spec(project(tmp_path, BAD, solution_dot_py=again)), python)
+    assert run.verdict.verdict == "unresolved", run.log
+    assert "reported-twice" in {f.kind for f in run.verdict.findings}

@@ -95,3 +95,24 @@ async def test_work_that_keeps_the_verifier_from_writing(
     task = reward_task(tmp_path, Carry("live") if kind == "live" else None)
     _, result = await attempt(edge, image, task, solve(work))
     assert result.verdict == "unresolved", result
+
+
+@pytest.mark.parametrize(
+    "work", ["rm /app/run.py", "echo '#!/bin/sh' > /app/run.py", "rm /app/run.py; mkdir /app/run.py"]
+)
+async def test_work_that_takes_the_test_command_away(edge: Edge, image: Image, tmp_path: Path, work: str) -> None:
+    from dataclasses import replace
+
+    from proctor.sandbox.contract import Layer
+
+    (tmp_path / "more/app").mkdir(parents=True)
+    (tmp_path / "more").chmod(0o755)
+    (tmp_path / "more/app/run.py").write_text(
+        "#!/usr/bin/env python3\nimport unittest\nunittest.main('tests.test_add')\n"
+    )
+    image = replace(image, layers=(*image.layers, Layer(path=tmp_path / "more")))
+    task = groups_task(tmp_path, image, command="./run.py", pass_to_pass=())
+    _, honest = await attempt(edge, image, task, solve())
+    assert honest.verdict == "resolved", honest
+    _, result = await attempt(edge, image, task, work)
+    assert result.verdict == "unresolved", result

@@ -109,7 +109,7 @@ CASES: dict[str, tuple[Frames, str]] = {
     "no start": (honest()[1:], "error"),
     "no end": (honest()[:-1], "unresolved"),
     "id missing": (without(F2P[0]), "unresolved"),
-    "id twice": ([*honest()[:2], *phases(F2P[0]), *honest()[2:]], "error"),
+    "id twice": ([*honest()[:2], *phases(F2P[0]), *honest()[2:]], "unresolved"),
     "sentinel pair missing": (without("x.py"), "unresolved"),
     "decoy missing": (without(PLAN.decoys[-1]), "unresolved"),
     "must-fail passed": (

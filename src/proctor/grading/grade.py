@@ -175,9 +175,7 @@ class _Examiner:
         except (RoomBroken, FileError):
             return False
         if control.rewards is not None:
-            self.findings.append(
-                GradeFinding("no-reward", "without the work, the verifier gives one", "review")
-            )
+            self.findings.append(GradeFinding("no-reward", "without the work, the verifier gives one", "review"))
         return control.rewards is not None
 
     @asynccontextmanager
@@ -224,7 +222,12 @@ class _Examiner:
     # --- test groups ------------------------------------------------------------------------------------------------
 
     async def by_tests(self, spec: TestSpec) -> Grade:
-        applied, first = await self.run_once(spec)
+        try:
+            applied, first = await self.run_once(spec)
+        except ConfigError as error:
+            if not await self.starts_without(spec):
+                raise
+            raise RoomBroken(f"with this work the tests cannot be started: {error}") from error
         if first is None:
             self.carried["applied"] = applied.how or "no"
             return self.unresolved_unrun(applied.detail)
@@ -246,6 +249,15 @@ class _Examiner:
             error=first.verdict.error,
             logs={"test-output.txt": first.log},
         )
+
+    async def starts_without(self, spec: TestSpec) -> bool:
+        """Whether the test command can be started in a room without the work."""
+        try:
+            async with self.rooms.open() as box:
+                await self.run_in(box, spec)
+        except (ConfigError, TestsDoNotApply, RoomBroken, FileError):
+            return False
+        return True
 
     async def run_once(self, spec: TestSpec) -> tuple[Applied, SuiteRun | None]:
         """One run of the group in a room of its own; None when the patch did not go in."""

@@ -68,7 +68,7 @@ def judge(
     expected = {o.test_id for o in outcomes}
     twice = sorted(expected & report.duplicates)
     if twice:
-        return StrictVerdict("error", outcomes, error=f"{len(twice)} expected tests were reported twice: {twice[0]}")
+        trouble.append(GradeFinding("reported-twice", f"{len(twice)} expected tests: {twice[0]}", "review"))
     findings = [*trouble, *_run_findings(report, ended_by), *_sentinel_findings(report, sentinels, runner, outcomes)]
     sound = all(f.severity == "note" for f in findings) and report.ended and not ended_by
     good = all(o.ok for o in outcomes)
