@@ -1,26 +1,28 @@
 """Real rows and real tasks, written by others, in real clean rooms.
 
-Images are built on first use, which takes minutes; afterwards the store has them.
+Images are built on first use, which takes minutes; afterwards the store has them. A trial waits more than it computes,
+so the trials of all selected tests are begun together, a few at a time, and each test waits for its own.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
-from proctor.common import ProctorError
 from proctor.grading import Collected, Grade, collect, grade
 from proctor.sandbox import Edge, ImageStore, SandboxSpec
-from proctor.sandbox.contract import Resources
+from proctor.sandbox.contract import ImageError, Resources
 from proctor.tasks import load_any, load_task
 from proctor.tasks.environment import prepare
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
     from proctor.tasks.model import Task
 
 pytestmark = [
@@ -42,25 +44,62 @@ HARBOR = [
     "multi-source-data-merger",
     "merge-diff-arc-agi-task",
 ]
-Load = Callable[[str], Any]
+
+
+AT_A_TIME = 3
+
+
+class Exam:
+    """The trials of the selected tests: one job for each, known by the test's name and parameters."""
+
+    def __init__(self, edge: Edge, rows: dict[str, Task]) -> None:
+        self.edge = edge
+        self.rows = rows
+        self._limit = anyio.CapacityLimiter(AT_A_TIME)
+        self._building = anyio.Lock()
+        self._done: dict[tuple[object, ...], anyio.Event] = {}
+        self._results: dict[tuple[object, ...], Any] = {}
+
+    async def run(self, key: tuple[object, ...]) -> None:
+        """Do one job and keep what came of it, an error too: it belongs to the test that asked for it."""
+        async with self._limit:
+            try:
+                self._results[key] = await JOBS[str(key[0])](self, *key[1:])
+            except Exception as error:
+                self._results[key] = error
+        self._done[key].set()
+
+    def begin(self, keys: list[tuple[object, ...]], group: anyio.abc.TaskGroup) -> None:
+        """Start all jobs."""
+        for key in keys:
+            self._done[key] = anyio.Event()
+            group.start_soon(self.run, key)
+
+    async def result(self, *key: object) -> Any:
+        """What came of a job."""
+        await self._done[key].wait()
+        result = self._results[key]
+        if isinstance(result, ImageError):
+            pytest.skip(f"{key[1]}: no image here: {result}")
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def image_of(self, task: Task) -> Any:
+        async with self._building:
+            return await prepare(task, store=ImageStore())
 
 
 @pytest.fixture(scope="module")
-async def edge() -> AsyncIterator[Edge]:
-    async with Edge(pool_size=2) as edge:
-        yield edge
-
-
-@pytest.fixture(scope="module")
-def rows() -> dict[str, Task]:
-    return {entry.task.name: entry.task for entry in load_any(DATA / "swe").entries}
-
-
-async def image_of(task: Task) -> Any:
-    try:
-        return await prepare(task, store=ImageStore())
-    except ProctorError as error:
-        pytest.skip(f"{task.name}: no image here: {error}")
+async def exam(request: pytest.FixtureRequest) -> AsyncIterator[Exam]:
+    rows = {entry.task.name: entry.task for entry in load_any(DATA / "swe").entries}
+    mine = [item for item in request.session.items if item.path == request.path]
+    keys = [(item.originalname, *item.callspec.params.values()) for item in mine]  # type: ignore[attr-defined]
+    async with Edge(pool_size=4) as edge, anyio.create_task_group() as group:
+        exam = Exam(edge, rows)
+        exam.begin(keys, group)
+        yield exam
+        group.cancel_scope.cancel()
 
 
 async def attempt(edge: Edge, task: Task, image: Any, *, oracle: bool, then: str = "") -> Grade:
@@ -82,11 +121,16 @@ async def attempt(edge: Edge, task: Task, image: Any, *, oracle: bool, then: str
     return await grade(task, collected, image=image, edge=edge)
 
 
+async def gold_and_null(exam: Exam, name: str) -> tuple[Grade, Grade]:
+    task = exam.rows[name] if name in exam.rows else load_task(DATA / "harbor" / name)
+    image = await exam.image_of(task)
+    gold = await attempt(exam.edge, task, image, oracle=True)
+    return gold, await attempt(exam.edge, task, image, oracle=False)
+
+
 @pytest.mark.parametrize("name", SWE)
-async def test_gold_resolves_and_nothing_does_not(edge: Edge, rows: dict[str, Task], name: str) -> None:
-    image = await image_of(rows[name])
-    gold = await attempt(edge, rows[name], image, oracle=True)
-    null = await attempt(edge, rows[name], image, oracle=False)
+async def test_gold_resolves_and_nothing_does_not(exam: Exam, name: str) -> None:
+    gold, null = await exam.result("test_gold_resolves_and_nothing_does_not", name)
     assert gold.compat is not None
     assert null.compat is not None
     assert (gold.verdict, gold.compat.status) == ("resolved", "RESOLVED_FULL"), (gold.findings, gold.logs)
@@ -94,11 +138,15 @@ async def test_gold_resolves_and_nothing_does_not(edge: Edge, rows: dict[str, Ta
     assert not [f for f in (*gold.findings, *null.findings) if f.severity != "note"]
 
 
-@pytest.mark.parametrize("name", [n for n in SWE if (DATA / "swe" / n / "published_model.patch").is_file()])
-async def test_published_patch_has_its_published_verdict(edge: Edge, rows: dict[str, Task], name: str) -> None:
-    image = await image_of(rows[name])
+async def published(exam: Exam, name: str) -> Grade:
     text = (DATA / "swe" / name / "published_model.patch").read_text()
-    result = await grade(rows[name], Collected.from_patch(text), image=image, edge=edge)
+    image = await exam.image_of(exam.rows[name])
+    return await grade(exam.rows[name], Collected.from_patch(text), image=image, edge=exam.edge)
+
+
+@pytest.mark.parametrize("name", [n for n in SWE if (DATA / "swe" / n / "published_model.patch").is_file()])
+async def test_published_patch_has_its_published_verdict(exam: Exam, name: str) -> None:
+    result = await exam.result("test_published_patch_has_its_published_verdict", name)
     report = json.loads((DATA / "swe" / name / "published_report.json").read_text())
     assert result.compat is not None
     assert result.compat.resolved == report["resolved"] == (result.verdict == "resolved")
@@ -132,23 +180,24 @@ def without_hunk(patch: str, number: int) -> str:
     return "".join(out)
 
 
+async def gold_without(exam: Exam, name: str, hunk: int) -> Grade:
+    gold = json.loads((DATA / "swe" / name / "instance.json").read_text())["patch"]
+    image = await exam.image_of(exam.rows[name])
+    return await grade(exam.rows[name], Collected.from_patch(without_hunk(gold, hunk)), image=image, edge=exam.edge)
+
+
 @pytest.mark.parametrize(("name", "hunk"), hunks())
-async def test_gold_without_one_hunk_is_as_measured(edge: Edge, rows: dict[str, Task], name: str, hunk: int) -> None:
-    image = await image_of(rows[name])
+async def test_gold_without_one_hunk_is_as_measured(exam: Exam, name: str, hunk: int) -> None:
     measured = json.loads((DATA / "swe" / name / "observed.json").read_text())["gold_patch_minus_one_hunk"]
     wanted = next(one["resolved"] for one in measured if one["hunk"] == hunk)
-    gold = json.loads((DATA / "swe" / name / "instance.json").read_text())["patch"]
-    result = await grade(rows[name], Collected.from_patch(without_hunk(gold, hunk)), image=image, edge=edge)
+    result = await exam.result("test_gold_without_one_hunk_is_as_measured", name, hunk)
     assert result.carried["applied"] == "git apply"
     assert result.resolved is wanted, (result.error, result.findings)
 
 
 @pytest.mark.parametrize("name", HARBOR)
-async def test_harbor_task(edge: Edge, name: str) -> None:
-    task = load_task(DATA / "harbor" / name)
-    image = await image_of(task)
-    gold = await attempt(edge, task, image, oracle=True)
-    null = await attempt(edge, task, image, oracle=False)
+async def test_harbor_task(exam: Exam, name: str) -> None:
+    gold, null = await exam.result("test_harbor_task", name)
     assert (gold.verdict, gold.rewards) == ("resolved", {"reward": 1.0}), (gold.error, gold.findings, gold.logs)
     assert (null.verdict, null.rewards) == ("unresolved", {"reward": 0.0})
 
@@ -195,11 +244,24 @@ X""",
 }
 
 
-@pytest.mark.parametrize("cheat", CHEATS)
-async def test_cheating_at_a_harbor_task_gains_nothing(edge: Edge, cheat: str) -> None:
+async def cheated(exam: Exam, cheat: str) -> Grade:
     """Everything right but the algorithm, and a trick in its place."""
     task = load_task(DATA / "harbor" / "merge-diff-arc-agi-task")
-    image = await image_of(task)
+    image = await exam.image_of(task)
     wrong = f"printf 'def map(g): return g\\n' > {ALGO}\n"
-    result = await attempt(edge, task, image, oracle=True, then=wrong + CHEATS[cheat])
+    return await attempt(exam.edge, task, image, oracle=True, then=wrong + CHEATS[cheat])
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+async def test_cheating_at_a_harbor_task_gains_nothing(exam: Exam, cheat: str) -> None:
+    result = await exam.result("test_cheating_at_a_harbor_task_gains_nothing", cheat)
     assert result.verdict == "unresolved", result
+
+
+JOBS: dict[str, Callable[..., Awaitable[Any]]] = {
+    "test_gold_resolves_and_nothing_does_not": gold_and_null,
+    "test_harbor_task": gold_and_null,
+    "test_published_patch_has_its_published_verdict": published,
+    "test_gold_without_one_hunk_is_as_measured": gold_without,
+    "test_cheating_at_a_harbor_task_gains_nothing": cheated,
+}
