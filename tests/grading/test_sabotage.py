@@ -116,3 +116,29 @@ async def test_work_that_takes_the_test_command_away(edge: Edge, image: Image, t
     assert honest.verdict == "resolved", honest
     _, result = await attempt(edge, image, task, work)
     assert result.verdict == "unresolved", result
+
+
+async def test_a_repository_above_the_repository_runs_nothing(edge: Edge, image: Image, tmp_path: Path) -> None:
+    """Applying the test patch must not run filters that the work configured in a repository it made one level up."""
+    from dataclasses import replace
+
+    from proctor.sandbox.contract import Layer
+
+    (tmp_path / "more/srv/x/app").mkdir(parents=True)
+    for folder in ("more", "more/srv", "more/srv/x", "more/srv/x/app"):
+        (tmp_path / folder).chmod(0o755)
+    (tmp_path / "more/srv/x/app/note.py").write_text("a\n")
+    image = replace(image, layers=(*image.layers, Layer(path=tmp_path / "more")), workdir="/srv/x/app")
+    patch = tmp_path / "tests.patch"
+    patch.write_text("--- a/note.py\n+++ b/note.py\n@@ -1 +1 @@\n-a\n+b\n")
+    task = groups_task(tmp_path, image, cwd="/srv/x/app", patch=patch, command="python3 -m unittest tests.test_add")
+    environment = replace(task.environment, workdir="/srv/x/app")
+    task = replace(task, environment=environment, carry=Carry("filesystem", repo="/srv/x/app"))
+    evil = "cd /srv/x; git init -q .; git config filter.e.clean 'touch /srv/x/app/ran; cat';"
+    evil += " echo '* filter=e' > .gitattributes; "
+    work = (
+        evil
+        + "echo 'import os\ndef add(a, b): return a + b if not os.path.exists(\"ran\") else 0' > /srv/x/app/calc.py"
+    )
+    _, result = await attempt(edge, image, task, work, reruns=0)
+    assert result.verdict == "resolved", result

@@ -198,8 +198,10 @@ async def _put_back(rooms: Rooms, box: Sandbox, repo: str, paths: Sequence[str])
 
 
 async def _run(box: Sandbox, argv: tuple[str, ...], cwd: str) -> ExecResult:
+    # A repository that the work made above this one would bring settings, and with them programs, along.
+    ceiling = f"GIT_CEILING_DIRECTORIES={cwd.rpartition('/')[0] or '/'}"
     return await box.exec(
-        ["/usr/bin/env", "GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=/dev/null", *argv],
+        ["/usr/bin/env", "GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=/dev/null", ceiling, *argv],
         cwd=cwd or "/",
         user="root",
         timeout_s=_APPLY_TIMEOUT_S,
