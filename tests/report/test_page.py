@@ -90,8 +90,8 @@ def a_story(text: str) -> Story:
     return Story(
         trial_id=text, run_id=text, task=text, agent=text, attempt=1, outcome="resolved", detail=f"d{text}",
         facts=((text, text),), steps=(StoryStep(1, "agent", f"a{text}", (Block("output", text, f"l{text}"),)),),
-        left_out=0, changes=(text,), verdict=text, verdict_facts=(text,),
-        tests=(StoryTest(text, text, text, True, "n"),), findings=((text, text, text),), rooms=((text, ((text, text),)),), intact=True,
+        left_out=0, changes=(text,), verdict=text, verdict_facts=(text,), findings=((text, text, text),),
+        tests=(StoryTest(text, text, text, True, "n"),), rooms=((text, ((text, text),)),), intact=True,
     )  # fmt: skip
 
 
