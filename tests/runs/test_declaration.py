@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 from click.testing import CliRunner
 from tests.runs.toys import make_toy
 
+from proctor.agents.text_loop import END_MARKER
 from proctor.cli.run import run
 from proctor.common import ConfigError
+from proctor.models.scripted import Answer, ChatRequest, ScriptedServer, call, say
 from proctor.runs.declaration import read_declaration
 from proctor.runs.request import plan_request
 
@@ -88,3 +93,42 @@ def test_a_declared_run_takes_nothing_else(declare: Callable[[str], Path]) -> No
     result = CliRunner().invoke(run, ["--plan", str(declare(CROSSING)), "--attempts", "2"])
     assert result.exit_code == 2
     assert "--plan takes everything from its file" in result.output
+
+
+def answer(chat: ChatRequest) -> Answer:
+    """Model `good` is right in either harness; `odd` only in the tool loop."""
+    value = 42 if chat.body["model"] == "good" or "tools" in chat.body else 41
+    command = f"printf {value} > /app/answer.txt"
+    if "tools" in chat.body:
+        return [call("bash", command=command), call("finish")][min(chat.turn, 1)]
+    return say(f"```bash\n{command}\n```" if chat.turn == 0 else END_MARKER)
+
+
+@pytest.mark.slow
+@pytest.mark.sandbox
+@pytest.mark.anyio
+async def test_a_crossing_from_declaration_to_conclusion(
+    declare: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROCTOR_HOME", str(tmp_path / "home"))
+    async with ScriptedServer(answer) as server:
+        models = ", ".join(f'"{name}@{server.base_url}"' for name in ("good", "odd"))
+        text = f'tasks = ["toys"]\nharnesses = ["tool-loop", "text-loop"]\nmodels = [{models}]\nattempts = 2\n'
+        command = [sys.executable, "-m", "proctor", "run", "--plan", str(declare(text)), "-o", str(tmp_path / "run")]
+        done = await anyio.run_process(command, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    command = [sys.executable, "-m", "proctor", "compare", str(tmp_path / "run"), "--crossed", "--json"]
+    done = await anyio.run_process(command, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    found = json.loads(done.stdout)
+    assert (found["models"], found["harnesses"], found["tasks"], found["trials"]) == (
+        ["good", "odd"], ["text-loop", "tool-loop"], 3, 24)  # fmt: skip
+    means = {(cell["model"], cell["harness"]): cell["mean"] for cell in found["cells"]}
+    assert means == {
+        ("good", "text-loop"): 1,
+        ("good", "tool-loop"): 1,
+        ("odd", "text-loop"): 0,
+        ("odd", "tool-loop"): 1,
+    }
+    shares = {" x ".join(one["effect"]) or "residual": one["share"] for one in found["components"]["components"]}
+    assert shares["model x harness"] == pytest.approx(1.0), "all of it is which model is in which harness"
