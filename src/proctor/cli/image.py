@@ -171,9 +171,7 @@ def rm(refs: tuple[str, ...]) -> None:
 
 
 @image.command()
-@click.option(
-    "--all", "automatic", is_flag=True, help="Also images that builds named by themselves."
-)
+@click.option("--all", "automatic", is_flag=True, help="Also images that builds named by themselves.")
 @click.option("--builds", is_flag=True, help="Also forget what builds keep to be faster the next time.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was removed as JSON.")
 def prune(automatic: bool, builds: bool, as_json: bool) -> None:
