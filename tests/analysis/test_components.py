@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proctor.analysis.components import Component, Components, Table, variance_components
-from proctor.analysis.reliability import Exam, d_study, reliability
+from proctor.analysis.reliability import Exam, d_study, jackknife, reliability
 from proctor.common import ConfigError, RefusedError
 
 if TYPE_CHECKING:
@@ -193,3 +193,22 @@ def test_nothing_varies() -> None:
 def test_a_design_without_tasks_is_no_design() -> None:
     with pytest.raises(ConfigError):
         reliability(variance_components(worked()), Exam(1, 0))
+
+
+def test_the_interval_of_reliability_covers() -> None:
+    # Models as they are, other tasks drawn: how often the interval of the jackknife holds what many tasks would give.
+    rng = np.random.default_rng(31)
+    model = np.array([-0.3, -0.1, 0.1, 0.3])
+    true = float(model.var(ddof=1)) / (float(model.var(ddof=1)) + 0.5**2 / 40)
+    covered, repeats = 0, 100
+    for _ in range(repeats):
+        task = rng.normal(0, 0.4, 40)
+        data = table(lambda m, h, t, k: model[m] + task[t] + rng.normal(0, 0.5), (4, 1, 40, 1))  # noqa: B023
+        found = jackknife(data, [f"t{t}" for t in data.codes["task"]], Exam(1, 40))
+        covered += found is not None and found.low <= true <= found.high
+    assert covered >= 88, "95 in 100 on paper; the 1 % quantile of Binomial(100, 0.95) is 89"
+
+
+def test_no_interval_from_too_few_clusters() -> None:
+    data = worked()
+    assert jackknife(data, [f"t{t}" for t in data.codes["task"]], Exam(2, 4)) is None

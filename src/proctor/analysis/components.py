@@ -54,6 +54,17 @@ class Table:
         codes = {name: np.array([places[name][str(row[name])] for row in rows], dtype=np.int64) for name in names}
         return cls(np.asarray(scores, dtype=np.float64), codes, levels)
 
+    def only(self, kept: NDArray[np.bool_]) -> Table:
+        """The table of some of the scores; levels without a score are gone."""
+        import numpy as np
+
+        codes, levels = {}, {}
+        for name, old in self.codes.items():
+            there, new = np.unique(old[kept], return_inverse=True)
+            codes[name] = new.astype(np.int64)
+            levels[name] = tuple(self.levels[name][index] for index in there)
+        return Table(self.scores[kept], codes, levels)
+
     @property
     def varying(self) -> tuple[str, ...]:
         """The factors with more than one level: the others explain nothing."""

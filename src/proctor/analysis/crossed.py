@@ -18,7 +18,7 @@ from proctor.analysis.components import Components, Table, variance_components
 from proctor.analysis.frame import GRADED
 from proctor.analysis.means import Tasks, suite_mean
 from proctor.analysis.ranks import Ranking, kendall, rank_stability
-from proctor.analysis.reliability import DStudy, Exam, d_study
+from proctor.analysis.reliability import DStudy, Exam, d_study, jackknife
 from proctor.analysis.resample import Resampler, by_cluster
 from proctor.common import ConfigError, RefusedError
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from proctor.analysis.components import Method
     from proctor.analysis.means import Floats
     from proctor.analysis.proportions import Interval
+    from proctor.analysis.reliability import Object
 
 FORMULAS: Mapping[str, str] = {
     "anova/balanced": "components from expected mean squares, all effects random",
@@ -41,6 +42,8 @@ FORMULAS: Mapping[str, str] = {
     "t/cluster": "t over clusters of tasks, C - 1 degrees of freedom (Miller 2024)",
     "reliability": "s_model / (s_model + s_mh/H + s_mt/T + s_mht/(HT) + s_residual/(HTK)); absolute: main effects of "
     "what was sampled count as error too (Brennan 2001)",
+    "jackknife/clusters": "pseudo-values of log((1 - E) / E), each cluster of tasks left out in turn; t(C - 1) (Tukey "
+    "1958); models and harnesses as they are",
     "kendall": "Kendall's tau-b",
 }
 """What each formula id means, and where it is from."""
@@ -185,20 +188,26 @@ def crossed(trials: pl.DataFrame, options: CrossedOptions | None = None) -> Cros
 
 
 def _study(grid: _Grid, options: CrossedOptions, notes: list[str]) -> tuple[Components | None, DStudy | None]:
+    table = grid.table()
     try:
-        components = variance_components(grid.table(), method=options.method)
+        components = variance_components(table, method=options.method)
     except RefusedError as error:
         notes.append(f"no components of variance: {error.message}")
         return None, None
     pairs, tasks = len(grid.means), len(grid.tasks)
     attempts = max(1, round(len(grid.rows) / (pairs * tasks)))
     now = Exam(len(grid.harnesses), tasks, attempts, len(grid.models))
-    kind = "model" if len(grid.models) > 1 else "harness"
+    kind: Object = "model" if len(grid.models) > 1 else "harness"
     if len(grid.models) < 2 and len(grid.harnesses) < 2:
         return components, None
     if len(grid.harnesses) == 1 and kind == "model":
         notes.append("one harness: what is the model's and what is the harness's liking for it cannot be told apart")
-    return components, d_study(components, now, object=kind, target=options.target)  # type: ignore[arg-type]
+    if len(set(grid.clusters.values())) < len(grid.tasks):
+        notes.append("tasks come in clusters: their component holds that of clusters, and more tasks of the same clusters "
+                     "would bring less than is said here")  # fmt: skip
+    clusters = [grid.clusters[row[2]] for row in grid.rows]
+    interval = jackknife(table, clusters, now, object=kind, level=options.level)
+    return components, d_study(components, now, object=kind, target=options.target, interval=interval)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from proctor.analysis.components import FACTORS
-from proctor.common import ConfigError
+from proctor.analysis.components import FACTORS, variance_components
+from proctor.analysis.proportions import Interval
+from proctor.common import ConfigError, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from proctor.analysis.components import Components
+    from proctor.analysis.components import Components, Table
 
 Object = Literal["model", "harness", "agent"]
 _OBJECTS: dict[Object, frozenset[str]] = {
@@ -28,6 +29,9 @@ _OBJECTS: dict[Object, frozenset[str]] = {
 TASKS = (10, 20, 50, 100, 200, 500, 1000)
 ATTEMPTS = (1, 3, 5)
 HARNESSES = (1, 2, 3, 5, 7)
+FEWEST_CLUSTERS = 5
+"""With fewer clusters of tasks a jackknife knows nothing of how they vary."""
+_MOST_CELLS = 3_000_000
 _MOST_TASKS = 1_000_000
 
 
@@ -71,6 +75,9 @@ class DStudy:
     object: Object
     target: float
     now: Reliability
+    interval: Interval | None
+    """Of `now.relative`, over other tasks like these; models and harnesses are taken as they are. None when there are
+    too few clusters of tasks, or too many rows to leave each out."""
     grid: tuple[Reliability, ...]
     needed: tuple[tuple[int, int, int | None], ...]
     """(harnesses, attempts, tasks)."""
@@ -102,6 +109,41 @@ def reliability(components: Components, exam: Exam, *, object: Object = "model")
     return Reliability(exam, true / (true + relative), true / (true + absolute), true / (true + endless))
 
 
+def jackknife(
+    table: Table, clusters: Sequence[str], exam: Exam, *, object: Object = "model", level: float = 0.95
+) -> Interval | None:
+    """The interval of an exam's relative reliability when each cluster of tasks is left out in turn (Tukey 1958).
+
+    `clusters` has the cluster of each score. Estimate and error are those of the pseudo-values of log((1 - E) / E), so
+    that the interval stays within 0 and 1; t with C - 1 degrees of freedom. None where it cannot be had.
+    """
+    import numpy as np
+    from scipy.stats import t
+
+    names = {name: number for number, name in enumerate(dict.fromkeys(clusters))}
+    count = len(names)
+    if count < FEWEST_CLUSTERS or count * len(table.scores) > _MOST_CELLS:
+        return None
+    codes = np.array([names[name] for name in clusters])
+    whole = reliability(variance_components(table), exam, object=object).relative
+    found = []
+    for left_out in range(count):
+        try:
+            components = variance_components(table.only(codes != left_out))
+        except RefusedError:
+            return None
+        found.append(reliability(components, exam, object=object).relative)
+    known = [one for one in (whole, *found) if one is not None and 0 < one < 1]
+    if len(known) <= count:  # an estimate at the edge: the objects do not differ, or nothing else does
+        return None
+    logits = np.log((1 - np.array(known)) / np.array(known))
+    pseudo = count * logits[0] - (count - 1) * logits[1:]
+    half = float(t.ppf((1 + level) / 2, count - 1)) * float(pseudo.std(ddof=1)) / math.sqrt(count)
+    middle = float(pseudo.mean())
+    ends = [1 / (1 + math.exp(min(700.0, middle + sign * half))) for sign in (1, -1)]
+    return Interval(known[0], ends[0], ends[1], level, "jackknife/clusters")
+
+
 def d_study(
     components: Components,
     now: Exam,
@@ -111,6 +153,7 @@ def d_study(
     harnesses: Sequence[int] = (),
     tasks: Sequence[int] = TASKS,
     attempts: Sequence[int] = ATTEMPTS,
+    interval: Interval | None = None,
 ) -> DStudy:
     """Reliability over a grid of designs, and the tasks that each number of harnesses and attempts needs.
 
@@ -129,6 +172,7 @@ def d_study(
         object=object,
         target=target,
         now=reliability(components, now, object=object),
+        interval=interval,
         grid=tuple(reliability(components, exam, object=object) for exam in exams),
         needed=tuple(needed),
     )

@@ -131,8 +131,9 @@ def _print_study(console: Console, found: Crossed) -> None:
         return
     exam = now.exam
     console.print()
+    span = f" ({study.interval.low:.2f} .. {study.interval.high:.2f})" if study.interval else ""
     console.print(f"reliability of ranking {study.object}s with {exam.harnesses} harnesses, {exam.tasks} tasks, "
-                  f"{exam.attempts} attempts: {now.relative:.3f} (of the numbers themselves: {now.absolute:.3f}; "
+                  f"{exam.attempts} attempts: {now.relative:.3f}{span} (of the numbers themselves: {now.absolute:.3f}; "
                   f"with endless tasks: {now.ceiling:.3f})")  # fmt: skip
     for harnesses, attempts, tasks in study.needed:
         size = "no number of tasks" if tasks is None else f"{tasks:,} tasks"
