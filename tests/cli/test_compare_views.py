@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -12,6 +12,9 @@ from tests.analysis.test_crossed import worked
 from proctor.cli.compare import compare
 from proctor.common import ConfigError
 from proctor.runs.frame import save_trials
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture

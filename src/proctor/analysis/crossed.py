@@ -203,7 +203,7 @@ def _study(grid: _Grid, options: CrossedOptions, notes: list[str]) -> tuple[Comp
     if len(grid.harnesses) == 1 and kind == "model":
         notes.append("one harness: what is the model's and what is the harness's liking for it cannot be told apart")
     if len(set(grid.clusters.values())) < len(grid.tasks):
-        notes.append("tasks come in clusters: their component holds that of clusters, and more tasks of the same clusters "
+        notes.append("tasks come in clusters: their component holds that of clusters, and more tasks of the same ones "
                      "would bring less than is said here")  # fmt: skip
     clusters = [grid.clusters[row[2]] for row in grid.rows]
     interval = jackknife(table, clusters, now, object=kind, level=options.level)
