@@ -155,10 +155,14 @@ class Evidence:
             count = sum(number for (of, _), number in self.kinds.items() if of == severity)
             if count:
                 yield f"{count:,} findings ask for {'disqualification' if severity == 'disqualify' else 'a review'}."
+        many = [
+            f"{one.agent} ({sum(one.excluded.values()):,} of {one.planned:,})"
+            for one in result.summaries
+            if one.planned and sum(one.excluded.values()) > MANY_EXCLUDED * one.planned
+        ]
+        if many:
+            yield f"More than {MANY_EXCLUDED:.0%} of the planned trials are in no rate for {_few(many)}."
         for one in result.summaries:
-            out = sum(one.excluded.values())
-            if one.planned and out > MANY_EXCLUDED * one.planned:
-                yield f"{one.agent}: {out:,} of {one.planned:,} planned trials are in no rate."
             others = [model for model in one.returned_models if one.model and model != one.model]
             if others:
                 yield f"{one.agent}: asked for {one.model}, answered by {', '.join(others)[:300]}."

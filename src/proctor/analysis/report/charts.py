@@ -221,12 +221,16 @@ def _y(rate: float) -> float:
 
 
 def _marker(x: str, y: float, colour: int, *, hollow: bool = False) -> Markup:
-    """Agents differ by shape as well as by colour: disc, square, ring and bar in turn."""
     tone = f"c{colour % COLOURS}" + (" hollow" if hollow else "")
-    if colour % 2:
+    if is_square(colour):
         return element("svg", element("rect", x=-4.5, y=-4.5, width=9, height=9, class_=f"dot {tone}"), x=x, y=y,
                        overflow="visible")  # fmt: skip
     return element("circle", cx=x, cy=y, r=5, class_=f"dot {tone}")
+
+
+def is_square(colour: int) -> bool:
+    """Agents differ by shape as well as by colour: discs and squares in turn, the other way round from the ninth on."""
+    return (colour + colour // COLOURS) % 2 == 1
 
 
 def short(value: float) -> str:

@@ -33,37 +33,46 @@ if TYPE_CHECKING:
     from proctor.analysis.summaries import Summary
 
 RATE_AXIS = axis([(0.0, "0"), (0.5, "50"), (1.0, "100 %")])
+MOST_CLAIMS = 5
+"""Claims that stand under the headline; the section on comparisons has all."""
 WORDS: dict[str, Tone] = {"better": "good", "worse": "bad", "not distinguishable": "quiet"}
 
 
 def headline(report: Report) -> Section:
     """Every agent with its rate, interval and denominators."""
     result = report.aggregate
-    rows: list[tuple[object, ...]] = []
-    for colour, summary in enumerate(result.summaries):
-        who = " · ".join(
-            part for part in (f"{summary.harness} {summary.harness_version}".strip(), summary.model) if part
-        )
-        name = Named(summary.agent, colour, who)
-        out = summary.planned - summary.graded
-        excluded = Two(f"{out:,} of {summary.planned:,}", reasons(dict(summary.excluded)))
-        if summary.headline is None:
-            rows.append((name, "", "no rate", "", excluded))
-            continue
-        bar = interval_bar(summary.headline.point, summary.headline.low, summary.headline.high, colour=colour)
-        rate = Two(percent(summary.headline.point), span(summary.headline))
-        rows.append((name, bar, rate, Two(f"{summary.resolved:,} of {summary.graded:,}", _tasks(summary)), excluded))
+    bounds = any(summary.excluded for summary in result.summaries)
     columns = (
         Column("agent"),
         Column("success rate", "picture", RATE_AXIS),
         Column(f"success rate, {result.provenance.level * 100:g} % interval", "number"),
         Column("resolved, of graded trials", "number"),
         Column("excluded, of planned trials", "number"),
+        *((Column("rate if all excluded had failed, or had been resolved", "number"),) if bounds else ()),
     )
-    table = Table("Success rate of each agent with its interval and denominators", columns, tuple(rows))
-    parts: list[Table | Note] = [table]
-    parts += [Note(line, tone) for line, tone in _said(report)]
-    return Section("headline", "Result", tuple(parts))
+    rows = tuple(
+        (*_headline_row(summary, colour), *((_bounds(summary),) if bounds else ()))
+        for colour, summary in enumerate(result.summaries)
+    )
+    table = Table("Success rate of each agent with its interval and denominators", columns, rows)
+    return Section("headline", "Result", (table, *(Note(line, tone) for line, tone in _said(report))))
+
+
+def _headline_row(summary: Summary, colour: int) -> tuple[object, ...]:
+    who = " · ".join(part for part in (f"{summary.harness} {summary.harness_version}".strip(), summary.model) if part)
+    name = Named(summary.agent, colour, who)
+    out = Two(f"{summary.planned - summary.graded:,} of {summary.planned:,}", reasons(dict(summary.excluded)))
+    if summary.headline is None:
+        return (name, "", "no rate", "", out)
+    bar = interval_bar(summary.headline.point, summary.headline.low, summary.headline.high, colour=colour)
+    rate = Two(percent(summary.headline.point), span(summary.headline))
+    return (name, bar, rate, Two(f"{summary.resolved:,} of {summary.graded:,}", _tasks(summary)), out)
+
+
+def _bounds(summary: Summary) -> str:
+    if not summary.excluded or summary.worst is None or summary.best is None:
+        return ""
+    return f"{100 * summary.worst:.1f} or {percent(summary.best)}"
 
 
 def _tasks(summary: Summary) -> str:
@@ -73,16 +82,11 @@ def _tasks(summary: Summary) -> str:
 
 def _said(report: Report) -> Iterator[tuple[str, Tone]]:
     """What may be said in words: claims that were earned, denominators that are in doubt, alarms."""
-    if report.comparison is not None:
-        for claim in report.comparison.claims:
-            yield f"{claim.sentence}.", WORDS[claim.word]
-    for summary in report.aggregate.summaries:
-        if summary.excluded and summary.worst is not None and summary.best is not None:
-            yield (
-                f"{summary.agent}: if all excluded trials had failed, the rate would be {percent(summary.worst)}; "
-                f"if all had been resolved, {percent(summary.best)}.",
-                "warn",
-            )
+    claims = report.comparison.claims if report.comparison is not None else ()
+    for claim in claims[:MOST_CLAIMS]:
+        yield f"{claim.sentence}.", WORDS[claim.word]
+    if len(claims) > MOST_CLAIMS:
+        yield f"{len(claims) - MOST_CLAIMS} more comparisons are in the section on them.", "quiet"
     summaries = report.aggregate.summaries
     for line in grouped([(one.agent, note) for one in summaries for note in one.notes], len(summaries)):
         yield f"{line}.", "quiet"

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from proctor.analysis.report.assemble import after_matrix, before_matrix
-from proctor.analysis.report.charts import COLOURS, element
+from proctor.analysis.report.charts import COLOURS, element, is_square
 from proctor.analysis.report.sections import Badge, Figure, Links, Named, Table, Two
 from proctor.common.text import visible
 
@@ -117,7 +117,7 @@ def _shown(value: Any) -> Any:
 def symbol(colour: int, dashed: bool = False) -> Markup:
     """The dot or square that stands for an agent in figures."""
     tone = f"dot c{colour % COLOURS}" + (" hollow" if dashed else "")
-    inner = element("rect", x=1.5, y=1.5, width=9, height=9, class_=tone) if colour % 2 else element(
+    inner = element("rect", x=1.5, y=1.5, width=9, height=9, class_=tone) if is_square(colour) else element(
         "circle", cx=6, cy=6, r=5, class_=tone)  # fmt: skip
     return element("svg", inner, class_="symbol", width=12, height=12, aria_hidden="true", focusable="false")
 
