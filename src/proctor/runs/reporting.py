@@ -205,9 +205,13 @@ def _read_records(
     trials: pl.LazyFrame, result: Aggregate, paths: Sequence[Path], pages: _Pages
 ) -> tuple[Evidence, Causes | None]:
     """One pass over all trials: evidence, cause and, where it is wanted, the page of each."""
+    import polars as pl
+
     evidence, judging = Evidence(), _Judging()
     digests = {(load(RunLock, path / "run.json").run_id, trial): digest
                for path in paths if path.is_dir() for trial, digest in record_digests(path).items()}  # fmt: skip
+    if not trials.select(pl.col("record").is_not_null().any()).collect().item():
+        return evidence, None  # Parquet alone, which may be millions of rows
     names = agent_names(trials, result)
     length = SHORT if pages.embed else Length()
     for row in trials.collect().iter_rows(named=True):
