@@ -212,3 +212,8 @@ def test_the_interval_of_reliability_covers() -> None:
 def test_no_interval_from_too_few_clusters() -> None:
     data = worked()
     assert jackknife(data, [f"t{t}" for t in data.codes["task"]], Exam(2, 4)) is None
+
+
+def test_what_attempts_would_do_is_not_assumed() -> None:
+    found = variance_components(worked())
+    assert reliability(found, Exam(1, 4, 5)).relative == reliability(found, Exam(1, 4, 1)).relative

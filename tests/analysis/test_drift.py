@@ -16,6 +16,7 @@ from scipy.stats import mannwhitneyu, permutation_test
 from proctor.analysis.behaviour import Action, Behaviour, tool_action
 from proctor.analysis.detect import detect_drift
 from proctor.analysis.drift import Drift, DriftOptions, Tolerance
+from proctor.analysis.multiplicity import holm
 from proctor.analysis.permutation import sign_flip
 from proctor.analysis.relabel import Relabelling, excess, seen_mask
 from proctor.common import ConfigError, RefusedError
@@ -324,3 +325,22 @@ def test_every_formula_is_explained() -> None:
         plain = detect_drift(*side).as_json()
         assert formulas(plain)
         assert formulas(plain) <= plain["formulas"].keys()
+
+
+def test_drawn_assignments_never_give_a_p_of_zero() -> None:
+    drawn = Relabelling(((10, 10),), draws=99)
+    assert not drawn.exact
+    assert drawn.p_value(5.0, np.zeros(99)) == pytest.approx(0.01) == drawn.smallest_p
+
+
+def test_the_excess_takes_both_versions_for_what_they_are() -> None:
+    # Baseline at 0 and 0, new version at 2 and 6: between 4, within 0 and 4, so 4 - (0 + 4) / 2.
+    points = np.array([0.0, 0.0, 2.0, 6.0])
+    assert excess(seen_mask((2, 2)), np.abs(points[:, None] - points[None, :])).tolist() == [2.0]
+
+
+def test_only_what_decides_shares_the_level() -> None:
+    shifts = detect_drift(*seed_case(attempts=3)).shifts
+    gated = [shift for shift in shifts if shift.gated]
+    assert 3 < len(gated) < len(shifts)
+    assert [shift.p_adjusted for shift in gated] == pytest.approx(holm([shift.p for shift in gated]))
