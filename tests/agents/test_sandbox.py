@@ -175,7 +175,12 @@ async def test_a_time_out_kills_every_descendant(task: Any, recorder: Any, limit
     command = "(setsid sh -c 'trap \"\" TERM; sleep 771' &) ; echo begun; sleep 772"
     async with room() as box:
         made = await script(
-            box, task, recorder, limits, bash(command, timeout_s=0.5), bash("ps -ef | grep 'sleep 77[12]' | wc -l")
+            box,
+            task,
+            recorder,
+            limits,
+            bash(command, timeout_s=0.5),
+            bash("cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -ao 'sleep 77[12]' | wc -l"),
         )
         assert made[0].error.startswith("timeout: ")
         assert "begun" in made[0].result
