@@ -45,7 +45,7 @@ def test_import_list_remove_prune(proctor, rootfs: Path) -> None:  # type: ignor
     assert [(row["ref"], row["digest"]) for row in rows] == [("mine:1", made["digest"])]
     assert "mine:1" in proctor("ls")
     assert proctor("rm", "mine:1") == "removed mine:1\n"
-    assert json.loads(proctor("prune", "--json"))["layers"] == 4
+    assert json.loads(proctor("prune", "--json"))["layers"] == 1
     assert proctor("ls").startswith("no images yet")
 
 
@@ -56,7 +56,7 @@ def test_the_host_image_is_built_without_a_download(proctor) -> None:  # type: i
 def test_an_unknown_image_names_the_known_ones(proctor) -> None:  # type: ignore[no-untyped-def]
     message = proctor("build", "nothing:1", code=4)
     assert "debian:bookworm" in message
-    assert len(message.splitlines()) == 4
+    assert len(message.splitlines()) == 1
 
 
 def test_a_recipe_that_is_wrong_is_bad_input(proctor, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -65,7 +65,7 @@ def test_a_recipe_that_is_wrong_is_bad_input(proctor, tmp_path: Path) -> None:  
 
 
 def test_an_import_of_nothing_is_one_line(proctor, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    assert len(proctor("import", str(tmp_path / "absent"), "--ref", "x:1", code=4).splitlines()) == 4
+    assert len(proctor("import", str(tmp_path / "absent"), "--ref", "x:1", code=4).splitlines()) == 1
 
 
 def test_progress_degrades_to_lines(proctor, rootfs: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -161,7 +161,8 @@ def test_a_second_ctrl_c_leaves_at_once_and_the_next_start_cleans_up(home: Path,
         process.send_signal(signal.SIGINT)
         time.sleep(0.02)
     code, _, _ = finish(process, timeout=5)
-    assert code == 130
+    # The second signal may meet an interpreter that is already leaving; a shell shows 130 for both.
+    assert code in (130, -signal.SIGINT)
     time.sleep(0.5)
     assert footprint(home)["processes"] == []
     code, _, err = finish(proctor(home, "run", "--resume", run_dir))

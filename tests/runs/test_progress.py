@@ -90,7 +90,10 @@ def test_without_a_terminal_there_are_only_plain_lines() -> None:
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
-def test_the_terminal_is_left_as_it_was_found(error: type[BaseException] | None) -> None:
+def test_the_terminal_is_left_as_it_was_found(
+    error: type[BaseException] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=80)
     try:
