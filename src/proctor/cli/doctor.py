@@ -17,7 +17,7 @@ from typing import Literal
 import click
 
 Status = Literal["ok", "missing"]
-_OLDEST_KERNEL = (5, 12)
+_OLDEST_KERNEL = (5, 19)
 _KVM_GET_API_VERSION = 0xAE00
 _KVM_API_VERSION = 12
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -104,7 +104,7 @@ def check_kernel(release: str) -> Check:
     match = re.match(r"(\d+)\.(\d+)", release)
     version = (int(match[1]), int(match[2])) if match else (0, 0)
     if version < _OLDEST_KERNEL:
-        return Check("kernel", "missing", release, "a kernel of 5.12 or newer (5.19 for overlays over idmapped mounts)")
+        return Check("kernel", "missing", release, "a kernel of 5.19 or newer (overlays over idmapped mounts)")
     return Check("kernel", "ok", release)
 
 
