@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from proctor.common import digest_json, digest_tree
-from proctor.runs.atif import Trajectory
 from proctor.runs.formats import (
     AgentLock,
     DatasetLock,
@@ -30,6 +29,7 @@ from proctor.runs.formats import (
     dump,
 )
 from proctor.runs.ledger import LedgerWriter
+from proctor.trajectories.atif import Trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,9 +14,9 @@ from tests.runs.toys import make_toy
 
 from proctor.common import ConfigError
 from proctor.models.scripted import ScriptedServer, call
-from proctor.runs.atif import read_trajectory
 from proctor.runs.behaviour import exec_actions, read_behaviours, trajectory_actions
 from proctor.runs.frame import load_trials, save_trials
+from proctor.trajectories.atif import read_trajectory
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,6 @@ from tests.runs.toys import make_toy
 from proctor.agents.contract import AgentResult, HarnessContext, StopReason
 from proctor.common import InfraError
 from proctor.models.scripted import ScriptedServer, call, calls, fault, say
-from proctor.runs.atif import read_trajectory
 from proctor.runs.engine import Execution, execute
 from proctor.runs.examiner import opened
 from proctor.runs.formats import DiffFile, ExecLine, ModelCallLine, ReceiptFile, TrialResult, dump_json, load, parse
@@ -22,6 +21,7 @@ from proctor.runs.progress import LineProgress
 from proctor.runs.record import read_lines
 from proctor.runs.request import Request, plan_request
 from proctor.sandbox import Edge, SandboxSpec
+from proctor.trajectories.atif import read_trajectory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

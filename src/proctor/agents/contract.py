@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from proctor.models.contract import ModelClient, Usage
     from proctor.sandbox.contract import ExecResult, FileStat, Sandbox
@@ -102,6 +103,13 @@ class Room(Protocol):
     async def read(self, path: str) -> bytes: ...
     async def write(self, path: str, data: bytes) -> None: ...
     async def list(self, path: str) -> list[FileStat]: ...
+    async def upload(self, source: Path, target: str) -> None:
+        """Copy a directory of the host (its content), or one file, to the directory `target`; root owns it there."""
+        ...
+
+    async def remove(self, path: str) -> None:
+        """Remove a file, or a directory with all that is in it."""
+        ...
 
 
 @dataclass(slots=True)

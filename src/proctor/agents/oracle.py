@@ -72,7 +72,7 @@ class Oracle:
         box = context.room.sandbox
         await _refuse_existing(box)
         source = solution.directory or script.parent
-        await box.upload(source, SOLUTION_DIR)
+        await context.room.upload(source, SOLUTION_DIR)
         try:
             argv = ["sh", "-c", _RUN_SCRIPT, f"{SOLUTION_DIR}/{script.relative_to(source)}"]
             return await self._step(context, argv, env=dict(solution.env), note=f"run {script.name}")

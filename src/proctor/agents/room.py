@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import posixpath
+import tarfile
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import anyio
 
-from proctor.common import InfraError
+from proctor.common import ConfigError, InfraError, canonical_json
 from proctor.sandbox.contract import EndReason, ExecResult, FileError, FileStat, Output, SandboxLost
 
 if TYPE_CHECKING:
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
 
 MAX_FILE_BYTES = 16 << 20
 """The largest file that a harness may read through the host; bigger ones are read in parts by a command."""
+
+MAX_UPLOAD_BYTES = 256 << 20
+"""The most that a harness may copy into its sandbox in one call."""
 
 _MAX_ARGUMENT_BYTES = 32 << 10
 """A longer command goes in by standard input: the kernel and the guest protocol bound what one argument may hold."""
@@ -34,11 +41,26 @@ _KILL_GRACE_S = 15.0
 _T = TypeVar("_T")
 
 
+RoomCall = Literal["bash", "run", "read", "write", "list", "upload", "remove"]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a call was given beyond its subject, so that it can be made again: `data` is the content of a file that is
+    written, the standard input of a command, or a tar of what is uploaded."""
+
+    argv: tuple[str, ...] = ()
+    cwd: str | None = None
+    user: str | None = None
+    env: Mapping[str, str] | None = None
+    data: bytes | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class RoomEvent:
     """One call on the room, as the host saw it: what an execution log line is made of."""
 
-    kind: Literal["bash", "run", "read", "write", "list"]
+    kind: RoomCall
     subject: str
     """The command, or the absolute path."""
     started_at: str
@@ -48,6 +70,7 @@ class RoomEvent:
     size_bytes: int | None = None
     digest: str | None = None
     error: str | None = None
+    given: Given = Given()
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for `exec.jsonl`: sizes and digests of the output, not the output itself."""
@@ -165,12 +188,25 @@ class BoundedRoom:
         async def call() -> None:
             await self.sandbox.write(target, data, mode=None, user=self._file_user)
 
-        await self._file_call("write", target, call, lambda _: data)
+        await self._file_call("write", target, call, lambda _: data, data)
 
     async def list(self, path: str) -> list[FileStat]:
         """The entries of a directory."""
         target = self.absolute(path)
-        return await self._file_call("list", target, lambda: self.sandbox.list(target), lambda _: None)
+        return await self._file_call("list", target, lambda: self.sandbox.list(target), listing)
+
+    async def upload(self, source: Path, target: str) -> None:
+        """Copy a directory of the host, or one file of it, to the directory `target`. See `Room.upload`."""
+        place = self.absolute(target)
+        packed = await anyio.to_thread.run_sync(pack, source)
+        await self._file_call(
+            "upload", place, lambda: unpack(self.sandbox, packed, place), lambda _: packed, data=packed
+        )
+
+    async def remove(self, path: str) -> None:
+        """Remove a file, or a directory with all that is in it."""
+        target = self.absolute(path)
+        await self._file_call("remove", target, lambda: self.sandbox.remove(target, recursive=True), lambda _: None)
 
     def _allow(self) -> None:
         if self._closed:
@@ -199,6 +235,7 @@ class BoundedRoom:
         stdin: bytes | None = None,
     ) -> ExecResult:
         started_at, start = _now(), time.monotonic()
+        given = Given(tuple(argv), self.workdir, self._user, env, stdin)
         result: ExecResult | None = None
         error: str | None = "cut before it ended"
         try:
@@ -216,14 +253,16 @@ class BoundedRoom:
             error = f"{type(failure).__name__}: {failure}"
             raise
         finally:
-            self._report(RoomEvent(kind, subject, started_at, time.monotonic() - start, limit_s, result, error=error))
+            took = time.monotonic() - start
+            self._report(RoomEvent(kind, subject, started_at, took, limit_s, result, error=error, given=given))
 
     async def _file_call(
         self,
-        kind: Literal["read", "write", "list"],
+        kind: RoomCall,
         target: str,
         call: Callable[[], Awaitable[_T]],
         content: Callable[[_T], bytes | None],
+        data: bytes | None = None,
     ) -> _T:
         limit_s = self._limit(None)
         started_at, start = _now(), time.monotonic()
@@ -233,9 +272,9 @@ class BoundedRoom:
         try:
             with anyio.fail_after(limit_s):
                 value = await call()
-            data = content(value)
-            if data is not None:
-                size, digest = len(data), _digest(data)
+            seen = content(value)
+            if seen is not None:
+                size, digest = len(seen), _digest(seen)
             error = None
             return value
         except Exception as failure:
@@ -243,11 +282,46 @@ class BoundedRoom:
             raise
         finally:
             took = time.monotonic() - start
-            self._report(RoomEvent(kind, target, started_at, took, limit_s, None, size, digest, error))
+            given = Given(user=self._file_user, data=data)
+            self._report(RoomEvent(kind, target, started_at, took, limit_s, None, size, digest, error, given))
 
     def _report(self, event: RoomEvent) -> None:
         if self._on_event is not None:
             self._on_event(event)
+
+
+def listing(entries: Sequence[FileStat]) -> bytes:
+    """A directory's entries as bytes that are equal for equal directories; times do not count."""
+    rows = [[one.name, one.kind, one.size, one.mode, one.uid, one.gid, one.target] for one in entries]
+    return canonical_json(sorted(rows, key=lambda row: str(row[0])))
+
+
+def pack(source: Path) -> bytes:
+    """A directory's content, or one file, as a tar owned by root. Raises ConfigError when it is too large."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        names = sorted(source.rglob("*")) if source.is_dir() else [source]
+        base = source if source.is_dir() else source.parent
+        for path in names:
+            member = tar.gettarinfo(path, str(path.relative_to(base)))
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            if member.isreg():
+                with path.open("rb") as file:
+                    tar.addfile(member, file)
+            else:
+                tar.addfile(member)
+            if buffer.tell() > MAX_UPLOAD_BYTES:
+                raise ConfigError(f"more than {MAX_UPLOAD_BYTES} bytes to copy into a sandbox", field=str(source))
+    return buffer.getvalue()
+
+
+async def unpack(sandbox: Sandbox, packed: bytes, target: str) -> None:
+    """Copy what `pack` made into a sandbox."""
+    with tempfile.TemporaryDirectory(prefix="proctor-upload-") as folder:
+        archive = Path(folder, "upload.tar")
+        await anyio.Path(archive).write_bytes(packed)
+        await sandbox.upload(archive, target)
 
 
 def _now() -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from proctor.runs.atif import Trajectory, read_trajectory
     from proctor.runs.engine import execute
     from proctor.runs.ledger import read_ledger, verify_ledger
     from proctor.runs.outcome import Outcome
@@ -24,13 +23,11 @@ __all__ = [
     "RunPlan",
     "RunView",
     "Session",
-    "Trajectory",
     "TrialPlan",
     "execute",
     "plan_request",
     "read_ledger",
     "read_run",
-    "read_trajectory",
     "summarise",
     "verify_ledger",
 ]
@@ -42,13 +39,11 @@ _HOMES = {
     "RunPlan": "plan",
     "RunView": "summary",
     "Session": "session",
-    "Trajectory": "atif",
     "TrialPlan": "plan",
     "execute": "engine",
     "plan_request": "request",
     "read_ledger": "ledger",
     "read_run": "summary",
-    "read_trajectory": "atif",
     "summarise": "summary",
     "verify_ledger": "ledger",
 }

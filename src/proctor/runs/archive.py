@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from proctor.runs import atif
-from proctor.runs.atif import dump_trajectory
 from proctor.runs.clock import now_iso
+from proctor.runs.export import export_atif
 from proctor.runs.formats import TrialResult
-from proctor.runs.trajectory import build_trajectory, clean, clean_text, total_usage
+from proctor.runs.trajectory import clean, clean_text, total_usage
+from proctor.trajectories import atif
+from proctor.trajectories.atif import dump_trajectory
 
 if TYPE_CHECKING:
     from proctor.runs.outcome import Verdict
@@ -29,23 +30,29 @@ class Attempt:
 
 def archive(run_id: str, attempt: Attempt, record: TrialRecord, verdict: Verdict) -> TrialResult:
     """Write trajectory.json, result.json and what else is written last; the record is then ready to be committed."""
-    trial = attempt.trial
-    trajectory = build_trajectory(
-        record.steps,
-        session_id=run_id,
-        trajectory_id=trial.id,
-        agent=atif_agent(trial.agent, record.tool_definitions),
-        instruction=trial.task.instruction,
-        started_at=attempt.started_at,
-        extra={"proctor": {"task": trial.task.name, "task_digest": trial.task.digest, "attempt": trial.attempt}},
-    )
-    record.put_bytes("trajectory.json", dump_trajectory(trajectory))
+    record.put_bytes("trajectory.json", dump_trajectory(export_atif(record.directory)))
     result = trial_result(run_id, attempt, record, verdict)
     record.finish(result)
     return result
 
 
-def atif_agent(agent: AgentSpec, tool_definitions: list[dict[str, Any]] | None) -> atif.Agent:
+def start_data(run_id: str, trial: TrialPlan, tries: int, started_at: str) -> dict[str, Any]:
+    """The first event of a log: which trial this is, and what its agent was told."""
+    return {
+        "run_id": run_id,
+        "trial": trial.id,
+        "task": trial.task.name,
+        "task_digest": trial.task.digest,
+        "attempt": trial.attempt,
+        "seed": trial.seed,
+        "try": tries,
+        "agent": atif_agent(trial.agent).model_dump(exclude_none=True),
+        "instruction": clean_text(trial.task.instruction),
+        "started_at": started_at,
+    }
+
+
+def atif_agent(agent: AgentSpec) -> atif.Agent:
     """The agent as ATIF names it: harness and model apart, sampling parameters and options in `extra`."""
     extra: dict[str, Any] = {"label": agent.label, "options": clean(agent.options)}
     if agent.model is not None:
@@ -55,7 +62,6 @@ def atif_agent(agent: AgentSpec, tool_definitions: list[dict[str, Any]] | None) 
         name=agent.name,
         version=agent.version,
         model_name=agent.model.name if agent.model else None,
-        tool_definitions=clean(tool_definitions) if tool_definitions else None,
         extra=extra,
     )
 

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 from proctor.analysis.behaviour import Action, Behaviour, exec_action, tool_action
 from proctor.analysis.frame import GRADED
 from proctor.common import ConfigError
-from proctor.runs.atif import Content, ObservationResult, Trajectory, read_trajectory
 from proctor.runs.formats import ExecLine, parse
+from proctor.trajectories.atif import Content, ObservationResult, Trajectory, read_trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     import polars as pl
 
-    from proctor.runs.atif import ToolCall
     from proctor.runs.formats import StreamLine
+    from proctor.trajectories.atif import ToolCall
 
 
 def read_behaviours(trials: pl.DataFrame) -> list[Behaviour]:

@@ -20,7 +20,7 @@ import anyio
 from anyio import to_thread
 
 from proctor.common import ConfigError, InfraError, ProctorError, digest_tree
-from proctor.runs.archive import Attempt, archive
+from proctor.runs.archive import Attempt, archive, start_data
 from proctor.runs.clock import now_iso
 from proctor.runs.formats import Stage, TrialResult, UsageTotals, load
 from proctor.runs.ledger import Ledger, LedgerWriter, Row, RowKind
@@ -276,6 +276,7 @@ class _Run:
         record = TrialRecord(self._book.trials / f"{TEMPORARY}{trial.id}.{tries}", on_stage=self._stage_of(trial))
         begun, started_at = monotonic(), now_iso()
         try:
+            record.events.write("start", start_data(self._book.plan.run_id, trial, tries, started_at))
             verdict = await self._verdict(trial, record)
             if may_retry(verdict, tries):
                 wait_s = self._backoff(tries, self._random.random())

@@ -14,10 +14,10 @@ from pydantic import BaseModel
 from proctor.analysis.frame import GRADED
 from proctor.analysis.report.model import FindingCount, Trust
 from proctor.common import ConfigError, digest_tree
-from proctor.runs.atif import read_trajectory
 from proctor.runs.formats import DiffFile, FindingsFile, GradeFile, ReceiptFile, TrialResult, load
 from proctor.runs.ledger import LedgerError, read_ledger
 from proctor.runs.story import TrialView
+from proctor.trajectories.atif import read_trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -87,8 +87,6 @@ class RecordedModel:
     ) -> ModelAnswer:
         """As the inner client's."""
         request = {"messages": list(messages), "tools": list(tools)}
-        if tools and self._record.tool_definitions is None:
-            self._record.tool_definitions = [dict(tool) for tool in tools]
         try:
             answer = await self._inner.complete(messages, tools)
         except ModelError as error:

@@ -12,9 +12,9 @@ from proctor.analysis.causes import ENDED, MEANINGS, NOT_RUN, RESOLVED, Account,
 from proctor.analysis.observed import FindingSeen, Observed, TestSeen
 from proctor.analysis.report.model import Cause, Causes, CauseSignal
 from proctor.common import ConfigError
-from proctor.runs.atif import read_trajectory
 from proctor.runs.behaviour import behaviour_of, exec_actions, text_of, trajectory_actions
 from proctor.runs.formats import DiffFile, FindingsFile, GradeFile, TrialResult, load
+from proctor.trajectories.atif import read_trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from proctor.analysis.observed import Pointer
-    from proctor.runs.atif import Trajectory
+    from proctor.trajectories.atif import Trajectory
 
 _LINKED = 5
 _MAX_PLACE = 2_000_000

@@ -287,6 +287,7 @@ class ExecLine(_Record):
     """One line of `exec.jsonl`: one call on the agent's sandbox, as the host saw it.
 
     `subject` is the command or the absolute path; `size_bytes` and `digest` are those of a file read or written.
+    `input` is the digest of what was given (a file's content, standard input, a tar): it is in `inputs/`.
     """
 
     v: Literal[1] = 1
@@ -295,6 +296,10 @@ class ExecLine(_Record):
     kind: str
     subject: str
     argv: list[str] | None = None
+    cwd: str | None = None
+    user: str | None = None
+    env: dict[str, str] | None = None
+    input: str | None = None
     duration_s: float
     limit_s: float | None = None
     exit_code: int | None = None

@@ -9,6 +9,7 @@ import base64
 import errno
 import json
 import os
+import re
 import shutil
 import traceback
 from contextlib import contextmanager
@@ -17,8 +18,9 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from proctor.common import ExitCode, ProctorError, digest_tree
+from proctor.common import ExitCode, ProctorError, digest_bytes, digest_tree
 from proctor.runs.clock import now_iso
+from proctor.runs.events import EventWriter, step_data
 from proctor.runs.formats import (
     CompatResult,
     DiffFile,
@@ -38,6 +40,7 @@ from proctor.runs.formats import (
     dump_json,
     plain,
 )
+from proctor.runs.trajectory import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,6 +53,9 @@ if TYPE_CHECKING:
     from proctor.models.contract import ModelAnswer
     from proctor.sandbox.contract import DiffEntry, ExecResult, Output, Receipt
 
+_LOGGED = 2000
+_SECRET = re.compile(r"key|token|secret|passw|credential", re.I)
+REDACTED = "[redacted]"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 TEMPORARY = ".tmp-"
 
@@ -115,14 +121,15 @@ class TrialRecord:
 
     def __init__(self, directory: Path, *, on_stage: Callable[[Stage], None] = lambda stage: None) -> None:
         self.directory = directory
-        self.stages = StageClock(on_stage)
+        self.stages = StageClock(self._stage)
+        self._on_stage = on_stage
         self.steps: list[Step] = []
         self.execs = 0
         self.returned_models: list[str] = []
         self.model_calls = 0
         self.model_errors = 0
         self.endpoint_failed = False
-        self.tool_definitions: list[dict[str, Any]] | None = None
+        self._tools_noted = False
         self.final_message = ""
         self.grade: Grade | None = None
         self._files: dict[str, Any] = {}
@@ -130,32 +137,45 @@ class TrialRecord:
         self._findings: list[FindingEntry] = []
         with record_errors(directory.name):
             (directory / "logs").mkdir(parents=True)
+        self.events = EventWriter(self._append)
 
     @property
     def agent_has_acted(self) -> bool:
         """True once the agent has taken a step, or anything was done in its sandbox or asked of its model."""
         return bool(self.execs or self.model_calls or any(step.source == "agent" for step in self.steps))
 
+    def _stage(self, stage: Stage) -> None:
+        self.events.write("stage", {"stage": str(stage)})
+        self._on_stage(stage)
+
     # What a harness calls.
 
     def step(self, step: Step) -> None:
-        """Take one step of the trajectory."""
+        """Take one step of the trajectory. It is in the event log when this returns."""
         self.steps.append(step)
+        self.events.write("step", plain(step_data(step)))
 
     def log(self, line: str) -> None:
         """Append a line to `logs/harness.log`."""
         self._append("logs/harness.log", line.encode("utf-8", "backslashreplace") + b"\n")
+        self.events.write("log", {"text": line[:_LOGGED]})
 
     # What the host observes.
 
     def room_event(self, event: RoomEvent) -> None:
         """Append one call on the agent's sandbox to `exec.jsonl`, before the harness sees its result."""
         self.execs += 1
+        given = event.given
         line = ExecLine(
             seq=self.execs,
             started_at=event.started_at,
             kind=event.kind,
             subject=event.subject,
+            argv=list(given.argv) or None,
+            cwd=given.cwd,
+            user=given.user,
+            env=redacted(given.env) if given.env else None,
+            input=self._keep_input(given.data) if given.data is not None else None,
             duration_s=round(event.duration_s, 6),
             limit_s=round(event.limit_s, 3),
             size_bytes=event.size_bytes,
@@ -163,7 +183,20 @@ class TrialRecord:
             error=event.error,
             **_observed(event.result),
         )
-        self._append("exec.jsonl", dump_json(line.model_dump(exclude_none=True)))
+        content = dump_json(line.model_dump(exclude_none=True))
+        self._append("exec.jsonl", content)
+        self.events.write("exec", {"line": self.execs, "digest": digest_bytes(content)})
+
+    def _keep_input(self, data: bytes) -> str:
+        """Keep what a call was given, once, by its digest."""
+        digest = digest_bytes(data)
+        folder = self.directory / "inputs"
+        path = folder / digest.removeprefix("sha256:")
+        if not path.exists():
+            with record_errors(f"{self.directory.name}/inputs"):
+                folder.mkdir(exist_ok=True)
+                path.write_bytes(data)
+        return digest
 
     def model_call(
         self,
@@ -175,6 +208,9 @@ class TrialRecord:
         by_agent: bool = False,
     ) -> None:
         """Append one call of the model to `model-calls.jsonl`. `by_agent`: the error is the conversation's fault."""
+        if (tools := request.get("tools")) and not self._tools_noted:
+            self._tools_noted = True
+            self.events.write("tools", {"definitions": clean(plain(tools))})
         self.model_calls += 1
         self.model_errors += error is not None
         self.endpoint_failed = error is not None and not by_agent
@@ -193,7 +229,9 @@ class TrialRecord:
                 self.returned_models.append(answer.returned_model)
         line = ModelCallLine(seq=self.model_calls, at=now_iso(), requested_model=model, request=plain(request),
         error=error, **answered)  # fmt: skip
-        self._append("model-calls.jsonl", dump_json(line.model_dump(exclude_none=True)))
+        content = dump_json(line.model_dump(exclude_none=True))
+        self._append("model-calls.jsonl", content)
+        self.events.write("model_call", {"line": self.model_calls, "digest": digest_bytes(content)})
 
     def agent_receipt(self, receipt: Receipt) -> None:
         """Keep the receipt of the agent's sandbox."""
@@ -240,6 +278,7 @@ class TrialRecord:
 
     def finish(self, result: TrialResult) -> None:
         """Write what is written last, and close every file."""
+        self.events.write("end", {"outcome": str(result.outcome), "stop": result.stop})
         self.put("receipt.json", self._receipts)
         self.put("findings.json", FindingsFile(findings=self._findings))
         self.put("result.json", result)
@@ -344,7 +383,6 @@ def _observed(result: ExecResult | None) -> dict[str, Any]:
     if result is None:
         return {}
     return {
-        "argv": list(result.argv),
         "exit_code": result.exit_code,
         "signal": result.signal,
         "reason": str(result.reason) if result.reason is not None else None,
@@ -353,6 +391,11 @@ def _observed(result: ExecResult | None) -> dict[str, Any]:
         "stdout": stream_line(result.stdout),
         "stderr": stream_line(result.stderr),
     }
+
+
+def redacted(env: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables without the values of those whose name says that they are secrets."""
+    return {name: REDACTED if _SECRET.search(name) else value for name, value in env.items()}
 
 
 def _answer(answer: ModelAnswer) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from proctor.runs.text import duration, quantity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from proctor.runs.atif import ContentPart, Step
     from proctor.runs.formats import GradeFile
     from proctor.runs.story import TrialView
+    from proctor.trajectories.atif import ContentPart, Step
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from proctor.common import ConfigError, digest_tree
-from proctor.runs.atif import ContentPart, Step, Trajectory, read_trajectory
 from proctor.runs.formats import DiffFile, FindingsFile, GradeFile, ReceiptFile, TrialResult, load
 from proctor.runs.text import brief, duration, quantity, safe, shorten
+from proctor.trajectories.atif import ContentPart, Step, Trajectory, read_trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

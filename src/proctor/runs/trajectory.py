@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from proctor.agents.contract import Step, ToolCall
-from proctor.runs import atif
 from proctor.runs.formats import UsageTotals
+from proctor.trajectories import atif
 
 if TYPE_CHECKING:
     from proctor.models.contract import Usage

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from proctor.agents.contract import Step, ToolCall
 from proctor.common import ConfigError
 from proctor.models.contract import Usage
-from proctor.runs.atif import Agent, dump_trajectory, parse_trajectory, read_trajectory
 from proctor.runs.trajectory import build_trajectory, clean_text, total_usage
+from proctor.trajectories.atif import Agent, dump_trajectory, parse_trajectory, read_trajectory
 
 if TYPE_CHECKING:
     from pathlib import Path
