@@ -141,7 +141,7 @@ async def test_an_ordinary_failure_has_no_reason(box: Box) -> None:
 async def test_a_lost_guest_ends_the_sandbox_and_its_commands(box: Box) -> None:
     process = await box.start("sleep 100")
     assert box._live is not None
-    os.kill(box._live.launched.pid, signal.SIGKILL)
+    os.kill(box._live.pid, signal.SIGKILL)
     with pytest.raises(SandboxLost, match="GUEST_LOST"):
         await process.wait()
     assert box.ended is EndReason.GUEST_LOST

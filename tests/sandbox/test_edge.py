@@ -228,16 +228,16 @@ async def test_cancellation_at_any_point_leaves_nothing(tmp_path: Path) -> None:
 
 async def test_the_sweep_removes_a_slot_that_nobody_owns(tmp_path: Path) -> None:
     async with Edge(tmp_path, pool_size=1, sweep_interval_s=0.1) as edge:
-        for directory in edge._layout.edge_directories(edge.id):
+        for directory in edge._runtimes.native.layout.edge_directories(edge.id):
             (directory / "stray").mkdir()
         box = await edge.create(small(resources=SMALL))
-        await until(lambda: "stray" not in edge._layout.slots(edge.id))
+        await until(lambda: "stray" not in edge._runtimes.native.layout.slots(edge.id))
         assert (await box.exec(["true"])).ok
 
 
 async def test_a_launcher_that_dies_is_replaced(edge: Edge) -> None:
     box = await edge.create(small())
-    edge._launcher._process.kill()
+    edge._runtimes.native._launcher._process.kill()
     await until(lambda: box.ended)
     assert box.ended is EndReason.GUEST_LOST
     async with await edge.create(small()) as other:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from proctor.sandbox._incarnation import Incarnation
     from proctor.sandbox.box import Box
     from proctor.sandbox.contract import ExecResult, Process
+    from proctor.sandbox.runtimes.contract import Incarnation
 
 
 class BoxProcess:

@@ -20,9 +20,8 @@ from proctor.sandbox._faults import point
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from proctor.sandbox._incarnation import Incarnation
     from proctor.sandbox.box import Box
-    from proctor.sandbox.native.cgroup import SlotGroup
+    from proctor.sandbox.runtimes.contract import Incarnation
 
 log = logging.getLogger(__name__)
 
@@ -110,31 +109,29 @@ class Burial:
         descriptors = [descriptor for waste in batch for descriptor in waste.descriptors]
         descriptors += [descriptor for incarnation in ended for descriptor in incarnation.descriptors()]
         if ended or descriptors:
-            for group in await anyio.to_thread.run_sync(_remove, [one.group for one in ended], descriptors):
-                await _remove_busy(group)
-        self.slots.difference_update(incarnation.launched.slot for incarnation in ended)
+            for incarnation in await anyio.to_thread.run_sync(_remove, ended, descriptors):
+                await _remove_busy(incarnation)
+        self.slots.difference_update(incarnation.slot for incarnation in ended)
         for waste in batch:
             if waste.box is not None:
                 self._tell(waste.box)
 
 
-def _remove(groups: list[SlotGroup], descriptors: list[int]) -> list[SlotGroup]:
-    """Remove control groups that are empty already, as most are; returns the others. Close descriptors. Blocking."""
+def _remove(ended: list[Incarnation], descriptors: list[int]) -> list[Incarnation]:
+    """Remove what ended incarnations leave; returns those for which that takes longer. Close descriptors. Blocking."""
     busy = []
-    for group in groups:
-        try:
-            group.remove_empty()
-        except OSError:
-            busy.append(group)
+    for incarnation in ended:
+        if not incarnation.remove_now():
+            busy.append(incarnation)
         point("close:after-cgroup")
     for descriptor in descriptors:
         os.close(descriptor)
     return busy
 
 
-async def _remove_busy(group: SlotGroup) -> None:
-    """A group that a dying process was still in."""
+async def _remove_busy(incarnation: Incarnation) -> None:
+    """What a dying process was still in."""
     try:
-        await group.remove()
+        await incarnation.remove()
     except InfraError as error:
         log.warning("%s (the sweep will try again)", error.line())

@@ -1,4 +1,4 @@
-"""One life of a sandbox's processes: guest, groups and upper layer, from launch to the last counter."""
+"""One life of a sandbox's processes in a slot of the launcher: guest, groups and upper layer."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def _value(descriptor: int, key: bytes) -> int:
 
 
 @dataclass(slots=True)
-class Incarnation:
-    """A running guest and what the Edge holds for it."""
+class SlotIncarnation:
+    """A running guest and what the Edge holds for it (`runtimes.contract.Incarnation`)."""
 
     number: int
     launched: Launched
@@ -117,8 +117,21 @@ class Incarnation:
     driver: Driver
     mechanisms: Mapping[str, str]
 
-    def open_upper(self) -> int:
+    @property
+    def slot(self) -> str:
+        """The launcher's name for it."""
+        return self.launched.slot
+
+    @property
+    def pid(self) -> int:
+        """The guest's process id on the machine."""
+        return self.launched.pid
+
+    async def open_upper(self) -> int:
         """A new descriptor of the upper directory itself."""
+        return self._upper()
+
+    def _upper(self) -> int:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open("upper", flags, dir_fd=self.launched.upper_fd)
 
@@ -127,6 +140,37 @@ class Incarnation:
         group = self.group.stats(self.counters.read())
         disk_bytes, disk_inodes = usage(self.launched.upper_fd)
         return _stats(group, disk_bytes, disk_inodes)
+
+    def oom_since_last_look(self) -> bool:
+        """Whether the kernel killed for memory since a command last started or failed."""
+        return self.counters.oom_since_last_look()
+
+    def close_counters(self) -> None:
+        """The last counters have been read."""
+        self.counters.close()
+
+    async def freeze(self) -> tuple[int, int]:
+        """Kill everything; the upper, and the descriptor that its file system was made with."""
+        upper, mount = self._upper(), os.dup(self.launched.upper_fd)
+        try:
+            await self.kill()
+        except BaseException:
+            os.close(upper)
+            os.close(mount)
+            raise
+        return upper, mount
+
+    def remove_now(self) -> bool:
+        """Remove the control groups, if no process is in them any more, as is mostly so. Blocking."""
+        try:
+            self.group.remove_empty()
+        except OSError:
+            return False
+        return True
+
+    async def remove(self) -> None:
+        """Remove control groups that a dying process was still in."""
+        await self.group.remove()
 
     async def kill(self) -> None:
         """Kill the guest and with it, by the rule of pid namespaces, every process. Returns when they are gone."""

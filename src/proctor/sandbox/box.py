@@ -1,4 +1,4 @@
-"""One sandbox as its caller holds it: `proctor.sandbox.Sandbox` for runtime `native`.
+"""One sandbox as its caller holds it: `proctor.sandbox.Sandbox`, whatever its runtime.
 
 A sandbox outlives its processes: `reset` and `snapshot` end one *incarnation* (guest, groups, upper layer) and start
 the next on the same handle. What a call needs is asked of the Edge, which owns everything that has to be cleaned up.
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
-    from proctor.sandbox._incarnation import Incarnation
     from proctor.sandbox._timers import Timer
     from proctor.sandbox.contract import Sandbox
     from proctor.sandbox.edge import Edge
+    from proctor.sandbox.runtimes.contract import Incarnation
 
     Action = Callable[[], Awaitable[None]]
 
@@ -87,7 +87,7 @@ class Box:
     @property
     def host_pid(self) -> int | None:
         """The guest's process id on this machine, for watching a sandbox from outside; None while there is none."""
-        return self._live.launched.pid if self._live is not None else None
+        return self._live.pid if self._live is not None else None
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class Box:
     async def _upper(self) -> AsyncIterator[tuple[int, tuple[Layer, ...]]]:
         """The upper directory under a descriptor of our own, which no `close` or `reset` can pull away."""
         async with self._use() as guest:
-            upper = guest.open_upper()
+            upper = await guest.open_upper()
             try:
                 yield upper, self._stack
             finally:
@@ -291,12 +291,10 @@ class Box:
         assert live is not None
         if len(self._stack) >= MAX_LAYERS:
             raise RefusedError(f"a stack holds at most {MAX_LAYERS} layers", field="layers", remedy="reset it first")
-        upper, mount = live.open_upper(), os.dup(live.launched.upper_fd)
         self._live = None
         try:
-            await self._edge._kill(live)
+            upper, mount = await self._edge._kill(live, live.freeze)
         except BaseException:
-            self._edge._burial.discard((upper, mount))
             self._retire(live)
             raise
         layer = self._edge._frozen.add(upper, mount, kept=kept, in_memory=live.driver == "memory")
@@ -430,7 +428,7 @@ class Box:
         live, self._live = self._live, None
         if live is not None:
             try:
-                await self._edge._kill(live)
+                await self._edge._kill(live, live.kill)
             finally:
                 self._retire(live)
 

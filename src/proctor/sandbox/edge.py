@@ -9,23 +9,21 @@ async context manager; leaving it ends every sandbox it made.
 
 from __future__ import annotations
 
-import errno
 import logging
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import anyio
 
 from proctor.common import InfraError, ProctorError, RefusedError, state_dir
-from proctor.sandbox import disk, sweep
+from proctor.sandbox import sweep
 from proctor.sandbox._admission import Demand, Ledger, Machine, Policy, raise_descriptor_limit
 from proctor.sandbox._burial import Burial, Waste
 from proctor.sandbox._faults import point
 from proctor.sandbox._frozen import FrozenLayers
 from proctor.sandbox._images import ImageCache
-from proctor.sandbox._incarnation import Counters, Incarnation
-from proctor.sandbox._plans import check, make_plan, mechanisms_of
+from proctor.sandbox._plans import check
 from proctor.sandbox._services import Services, Started
 from proctor.sandbox._timers import Timers
 from proctor.sandbox.box import Box
@@ -40,21 +38,22 @@ from proctor.sandbox.contract import (
     Stats,
 )
 from proctor.sandbox.journal import Journal, State
-from proctor.sandbox.native.cgroup import CgroupLayout
-from proctor.sandbox.native.channel import GuestChannel
-from proctor.sandbox.native.launcher import Launched, Launcher, LauncherConfig, StepError
+from proctor.sandbox.runtimes.contract import Order
+from proctor.sandbox.runtimes.registry import Runtimes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     from anyio.abc import TaskStatus
 
     from proctor.sandbox.contract import Resources
     from proctor.sandbox.images import ImageStore
-    from proctor.sandbox.native.plan import Plan
+    from proctor.sandbox.runtimes.contract import Incarnation
 
 log = logging.getLogger(__name__)
+
+Ended = TypeVar("Ended")
 
 _HELLO_DEADLINE_S = 10.0
 _MACHINE_RECHECK_S = 1.0
@@ -84,22 +83,18 @@ class Edge:
         self._ledger = Ledger(policy)
         self._boxes: dict[str, Box] = {}
         self._count = 0
-        self._memory_works = True  # until a launch shows otherwise
         self._token: Token[Edge | None] | None = None
 
     # --- start and stop ---------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         raise_descriptor_limit()
-        self._layout = CgroupLayout.detect()
         self._queue = anyio.Lock(fast_acquire=True)
-        self._replacing = anyio.Lock()
         self._freed = anyio.Event()
         self._changed = anyio.Event()
         self._machine_read_at = float("-inf")
         self._timers = Timers()
         self._burial = Burial(buried=self._buried, urgent=self._queue.locked)
-        self._templates = disk.Templates(self.home / "disks")
         async with AsyncExitStack() as stack:
             self._directory = sweep.EdgeDirectory.create(self.home)
             self.id = self._directory.id
@@ -107,14 +102,11 @@ class Edge:
             point("start:after-lock")
             self._journal = Journal(self._directory.path / "journal.jsonl")
             stack.callback(self._journal.close)
-            self._launcher = await Launcher.start(LauncherConfig(edge=self.id, pool=self._pool_size), self._layout)
-            stack.push_async_callback(self._stop_launcher)
-            self._layout = self._launcher.layout
+            self._runtimes = Runtimes(self.id, self.home, pool_size=self._pool_size)
+            stack.push_async_callback(self._stop_runtimes)
+            await self._runtimes.get("native")
             point("start:after-launcher")
-            # Not before: where cgroup2 is mounted nowhere, only the launcher's layout can see all groups.
-            await sweep.sweep_dead(self.home, self._layout)
             self._frozen = FrozenLayers(self.id)
-            self._watch = sweep.SlotWatch(self.id, self._layout)
             stack.callback(self._images.close)
             services = await stack.enter_async_context(Services())
             self._tasks = services.tasks
@@ -142,19 +134,17 @@ class Edge:
             self._burial.discard(self._frozen.close())
             await self._burial.finish()
 
-    async def _stop_launcher(self) -> None:
+    async def _stop_runtimes(self) -> None:
         point("stop:before-launcher")
         with anyio.CancelScope(shield=True):
-            await self._launcher.close()
+            await self._runtimes.close()
 
     async def _leave(self) -> None:
         point("stop:before-directory")
-        with anyio.CancelScope(shield=True):
-            if self._layout.slots(self.id):
-                self._directory.release()  # the next sweep finishes what could not be finished
-            else:
-                await self._layout.remove_edge(self.id)
-                self._directory.remove()
+        if self._runtimes.leftovers():
+            self._directory.release()  # the next sweep finishes what could not be finished
+        else:
+            self._directory.remove()
 
     # --- what callers use -------------------------------------------------------------------------------------------
 
@@ -203,8 +193,8 @@ class Edge:
         """Wait for room; returns the id of the sandbox that may now be opened."""
         self._count += 1
         box_id = f"{self.id}-{self._count}"
-        driver = disk.choose(spec.resources, memory_works=self._memory_works)
-        await self._admit(box_id, Demand.of(spec.resources, on_disk=driver == "loop"), deadline_s)
+        driver = (await self._runtimes.get(spec.runtime)).disk_driver(spec.resources)
+        await self._admit(box_id, Demand.of(spec.resources, on_disk=driver != "memory"), deadline_s)
         return box_id
 
     async def _open(self, box_id: str, spec: SandboxSpec, image: Image, stack: tuple[Layer, ...]) -> Box:
@@ -270,25 +260,30 @@ class Edge:
 
     def _disk_used_mb(self) -> int:
         lives = (box._live for box in self._boxes.values())
-        return sum(live.stats().disk_bytes for live in lives if live is not None and live.driver == "loop") >> 20
+        return sum(live.stats().disk_bytes for live in lives if live is not None and live.driver != "memory") >> 20
 
     # --- incarnations -----------------------------------------------------------------------------------------------
 
     async def _launch(self, box: Box, number: int, stack: tuple[Layer, ...]) -> Incarnation:
         """Start a guest for `box`. Raises LaunchError; then nothing of it is left."""
-        resources = box.spec.resources
-        driver = disk.choose(resources, memory_works=self._memory_works)
+        runtime = await self._runtimes.get(box.spec.runtime)
+        order = Order(
+            box.id,
+            number,
+            box.spec,
+            box.image,
+            stack,
+            self._paths(stack),
+            lambda: self._promise_disk(box.id, box.spec.resources),
+        )
         with self._burial.launching():
-            try:
-                return await self._launch_on(driver, box, number, stack)
-            except StepError as error:
-                refused = error.step == "upper-idmap" and error.errno == errno.EINVAL
-                if not refused or driver != "memory" or resources.disk_driver != "auto":
-                    raise
-                self._memory_works = False
-                driver = disk.choose(resources, memory_works=False)
-                self._promise_disk(box.id, resources)
-                return await self._launch_on(driver, box, number, stack)
+            self._journal.write(
+                box.id, State.INTENT, incarnation=number, image=box.image.ref, labels=dict(box.spec.labels) or None
+            )
+            point("create:after-intent")
+            incarnation = await runtime.launch(order)
+            point("create:after-launch")
+            return await self._greet(box, incarnation)
 
     def _promise_disk(self, box_id: str, resources: Resources) -> None:
         """A sandbox that was admitted with its disk in memory must have it on the machine's disk."""
@@ -299,65 +294,24 @@ class Edge:
         if obstacle is not None:
             raise RefusedError(f"no room for a disk image: {obstacle[1]}", field=obstacle[0], remedy="free disk space")
 
-    async def _launch_on(self, driver: disk.Driver, box: Box, number: int, stack: tuple[Layer, ...]) -> Incarnation:
-        self._journal.write(
-            box.id, State.INTENT, incarnation=number, image=box.image.ref, labels=dict(box.spec.labels) or None
-        )
-        point("create:after-intent")
-        plan_name = f"{box.id}-{number}"
-        image_file = self._directory.path / "disks" / f"{plan_name}.img" if driver == "loop" else None
-        try:
-            if image_file is not None:
-                resources = box.spec.resources
-                await anyio.to_thread.run_sync(
-                    self._templates.make, image_file, resources.disk_mb, resources.disk_inodes
-                )
-                point("create:after-disk")
-            plan = make_plan(plan_name, box.spec, box.image, self._paths(stack), image_file)
-            launched = await self._ask_launcher(plan)
-        finally:
-            # Attached or not, the image needs no name any more.
-            if image_file is not None:
-                image_file.unlink(missing_ok=True)
-        point("create:after-launch")
-        return await self._greet(box, number, launched, driver)
-
-    async def _ask_launcher(self, plan: Plan) -> Launched:
-        """Launch; a launcher that has died (its sandboxes with it) is replaced once."""
-        launcher = self._launcher
-        try:
-            return await launcher.launch(plan)
-        except LaunchError:
-            if launcher.lost is None:
-                raise
-        async with self._replacing:
-            if self._launcher is launcher:
-                log.warning("the launcher is gone (%s): starting another", launcher.lost)
-                await launcher.close()
-                config = LauncherConfig(edge=self.id, pool=self._pool_size)
-                self._launcher = await Launcher.start(config, CgroupLayout.detect())
-                self._layout = self._launcher.layout
-                self._watch = sweep.SlotWatch(self.id, self._layout)
-        return await self._launcher.launch(plan)
-
-    async def _greet(self, box: Box, number: int, launched: Launched, driver: disk.Driver) -> Incarnation:
+    async def _greet(self, box: Box, incarnation: Incarnation) -> Incarnation:
         """Wait for the guest's HELLO and write CREATED."""
-        try:
-            incarnation = self._incarnation(box, number, launched, driver)
-        except BaseException:
-            launched.close()  # which ends the guest
-            raise
         try:
             with anyio.fail_after(_HELLO_DEADLINE_S):
                 await self._tasks.start(self._serve, box, incarnation)
             point("create:after-hello")
             self._journal.write(
-                box.id, State.CREATED, incarnation=number, slot=launched.slot, pid=launched.pid, image=box.image.ref
+                box.id,
+                State.CREATED,
+                incarnation=incarnation.number,
+                slot=incarnation.slot,
+                pid=incarnation.pid,
+                image=box.image.ref,
             )
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 try:
-                    await self._kill(incarnation)
+                    await self._kill(incarnation, incarnation.kill)
                 finally:
                     self._retire(incarnation)
             if isinstance(error, TimeoutError):
@@ -367,13 +321,6 @@ class Edge:
             raise
         point("create:after-created")
         return incarnation
-
-    def _incarnation(self, box: Box, number: int, launched: Launched, driver: disk.Driver) -> Incarnation:
-        group = self._layout.slot(self.id, launched.slot)
-        counters = Counters(group, launched.upper_fd)
-        channel = GuestChannel(launched.channel, attribution=counters)
-        mechanisms = mechanisms_of(self._layout, box.spec.resources, driver, launched, memory_works=self._memory_works)
-        return Incarnation(number, launched, group, channel, counters, driver, mechanisms)
 
     async def _serve(self, box: Box, incarnation: Incarnation, *, task_status: TaskStatus[None]) -> None:
         """Run the channel of one incarnation; its end, if nobody asked for it, is the sandbox's."""
@@ -386,15 +333,16 @@ class Edge:
                 raise
             detail = error.message
         if box._live is incarnation and box.ended is None:
-            reason = EndReason.OOM if incarnation.counters.oom_since_last_look() else EndReason.GUEST_LOST
+            reason = EndReason.OOM if incarnation.oom_since_last_look() else EndReason.GUEST_LOST
             self._spawn_end(box, reason, detail)
 
-    async def _kill(self, incarnation: Incarnation) -> None:
-        """Kill an incarnation; whether that worked or not, `_retire` it next."""
+    async def _kill(self, incarnation: Incarnation, how: Callable[[], Awaitable[Ended]]) -> Ended:
+        """Kill an incarnation (`how`: its `kill` or `freeze`); whether that worked or not, `_retire` it next."""
         point("close:after-closing")
-        self._burial.slots.add(incarnation.launched.slot)
-        await incarnation.kill()
+        self._burial.slots.add(incarnation.slot)
+        ended = await how()
         point("close:after-kill")
+        return ended
 
     def _retire(self, incarnation: Incarnation) -> Stats | None:
         """Take the last counters of a killed incarnation (None: they are gone). The rest goes in the background."""
@@ -403,7 +351,7 @@ class Edge:
         except (FileNotFoundError, ProcessLookupError):
             return None  # a launcher that died took its groups along
         finally:
-            incarnation.counters.close()
+            incarnation.close_counters()
             self._burial.put(Waste(incarnation=incarnation))
 
     def _forget(self, box: Box) -> None:
@@ -450,11 +398,11 @@ class Edge:
         while True:
             await anyio.sleep(self._sweep_interval_s)
             try:
-                await sweep.sweep_dead(self.home, self._layout)
                 lives = [box._live for box in self._boxes.values()]
-                known = {live.launched.slot for live in lives if live is not None} | self._burial.slots
-                for slot in await self._watch.sweep(frozenset(known)):
-                    log.warning("removed slot %s, which nobody owned", slot)
+                known = frozenset({live.slot for live in lives if live is not None} | self._burial.slots)
+                for runtime in self._runtimes.started:
+                    for slot in await runtime.sweep(known):
+                        log.warning("removed slot %s, which nobody owned", slot)
                 await anyio.to_thread.run_sync(self._journal.flush)
             except (InfraError, OSError) as error:
                 log.warning("sweep: %s (will be tried again)", error)

@@ -1,0 +1,141 @@
+"""Runtime `native`: our own launcher makes namespaces, overlay root, limits and filter (docs/design/launcher.md)."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from typing import TYPE_CHECKING
+
+import anyio
+
+from proctor.sandbox import disk, sweep
+from proctor.sandbox._faults import point
+from proctor.sandbox._incarnation import Counters, SlotIncarnation
+from proctor.sandbox._plans import make_plan, mechanisms_of
+from proctor.sandbox.contract import LaunchError
+from proctor.sandbox.native.cgroup import CgroupLayout
+from proctor.sandbox.native.channel import GuestChannel
+from proctor.sandbox.native.launcher import Launched, Launcher, LauncherConfig, StepError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from proctor.sandbox.contract import Resources
+    from proctor.sandbox.native.plan import Plan
+    from proctor.sandbox.runtimes.contract import Order
+
+log = logging.getLogger(__name__)
+
+
+class NativeRuntime:
+    """The launcher of one Edge, and what its sandboxes need of the machine."""
+
+    def __init__(self, edge_id: str, home: Path, *, pool_size: int) -> None:
+        """`home`: where disk images and their templates are; `pool_size`: launch slots kept ready."""
+        self._edge_id = edge_id
+        self._home = home
+        self._pool_size = pool_size
+        self._memory_works = True  # until a launch shows otherwise
+        self._templates = disk.Templates(home / "disks")
+        self._replacing = anyio.Lock()
+        self._launcher: Launcher | None = None
+
+    async def start(self) -> None:
+        """Start the launcher, then remove what dead Edges of this home left."""
+        await self._start_launcher()
+        try:
+            # Not before: where cgroup2 is mounted nowhere, only the launcher's layout can see all groups.
+            await sweep.sweep_dead(self._home, self.layout)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.close()
+            raise
+
+    async def _start_launcher(self) -> Launcher:
+        config = LauncherConfig(edge=self._edge_id, pool=self._pool_size)
+        self._launcher = await Launcher.start(config, CgroupLayout.detect())
+        self.layout = self._launcher.layout
+        self._watch = sweep.SlotWatch(self._edge_id, self.layout)
+        return self._launcher
+
+    async def close(self) -> None:
+        """End the launcher."""
+        if self._launcher is not None:
+            await self._launcher.close()
+
+    def leftovers(self) -> bool:
+        """Whether groups could not be removed."""
+        return bool(self.layout.slots(self._edge_id))
+
+    def disk_driver(self, resources: Resources) -> disk.Driver:
+        """Memory or loop, as far as is known of this kernel."""
+        return disk.choose(resources, memory_works=self._memory_works)
+
+    async def sweep(self, known: frozenset[str]) -> list[str]:
+        """Dead Edges, and slots of this one that nobody owns."""
+        await sweep.sweep_dead(self._home, self.layout)
+        return await self._watch.sweep(known)
+
+    # --- launching --------------------------------------------------------------------------------------------------
+
+    async def launch(self, order: Order) -> SlotIncarnation:
+        """Start a guest in a slot of the launcher."""
+        resources = order.spec.resources
+        driver = self.disk_driver(resources)
+        try:
+            return await self._launch_on(driver, order)
+        except StepError as error:
+            refused = error.step == "upper-idmap" and error.errno == errno.EINVAL
+            if not refused or driver != "memory" or resources.disk_driver != "auto":
+                raise
+            self._memory_works = False
+            driver = self.disk_driver(resources)
+            order.on_disk()
+            return await self._launch_on(driver, order)
+
+    async def _launch_on(self, driver: disk.Driver, order: Order) -> SlotIncarnation:
+        image_file = self._home / "edges" / self._edge_id / "disks" / f"{order.name}.img" if driver == "loop" else None
+        try:
+            if image_file is not None:
+                resources = order.spec.resources
+                await anyio.to_thread.run_sync(
+                    self._templates.make, image_file, resources.disk_mb, resources.disk_inodes
+                )
+                point("create:after-disk")
+            launched = await self._ask_launcher(self._plan(order, image_file))
+        finally:
+            # Attached or not, the image needs no name any more.
+            if image_file is not None:
+                image_file.unlink(missing_ok=True)
+        try:
+            return self._incarnation(order, launched, driver)
+        except BaseException:
+            launched.close()  # which ends the guest
+            raise
+
+    def _plan(self, order: Order, image_file: Path | None) -> Plan:
+        return make_plan(order.name, order.spec, order.image, order.paths, image_file)
+
+    async def _ask_launcher(self, plan: Plan) -> Launched:
+        """Launch; a launcher that has died (its sandboxes with it) is replaced once."""
+        launcher = self._launcher
+        assert launcher is not None
+        try:
+            return await launcher.launch(plan)
+        except LaunchError:
+            if launcher.lost is None:
+                raise
+        async with self._replacing:
+            if self._launcher is launcher:
+                log.warning("the launcher is gone (%s): starting another", launcher.lost)
+                await launcher.close()
+                await self._start_launcher()
+        assert self._launcher is not None
+        return await self._launcher.launch(plan)
+
+    def _incarnation(self, order: Order, launched: Launched, driver: disk.Driver) -> SlotIncarnation:
+        group = self.layout.slot(self._edge_id, launched.slot)
+        counters = Counters(group, launched.upper_fd)
+        channel = GuestChannel(launched.channel, attribution=counters)
+        mechanisms = mechanisms_of(self.layout, order.spec.resources, driver, launched, memory_works=self._memory_works)
+        return SlotIncarnation(order.number, launched, group, channel, counters, driver, mechanisms)

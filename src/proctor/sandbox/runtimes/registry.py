@@ -1,0 +1,64 @@
+"""Which runtimes there are, and those that one Edge has started."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+from proctor.common import ProctorError, RefusedError
+from proctor.sandbox.runtimes.native import NativeRuntime
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from proctor.sandbox.runtimes.contract import RuntimeDriver
+
+
+class Runtimes:
+    """The runtimes of one Edge, each started when it is first asked for."""
+
+    def __init__(self, edge_id: str, home: Path, *, pool_size: int) -> None:
+        self._edge_id = edge_id
+        self.native = NativeRuntime(edge_id, home, pool_size=pool_size)
+        self._drivers: dict[str, RuntimeDriver] = {"native": self.native}
+        self._started: dict[str, RuntimeDriver] = {}
+        self._starting = anyio.Lock()
+
+    @property
+    def started(self) -> tuple[RuntimeDriver, ...]:
+        """Those that are in use."""
+        return tuple(self._started.values())
+
+    async def get(self, name: str) -> RuntimeDriver:
+        """The runtime called `name`, ready to launch. Raises RefusedError or LaunchError where it does not work."""
+        driver = self._started.get(name)
+        return driver if driver is not None else await self._start(name)
+
+    async def _start(self, name: str) -> RuntimeDriver:
+        async with self._starting:
+            if name in self._started:
+                return self._started[name]
+            driver = self._drivers.get(name)
+            if driver is None:
+                raise RefusedError(
+                    f"there is no runtime {name!r}", field="runtime", remedy=f"use one of {', '.join(self._drivers)}"
+                )
+            await driver.start()
+            self._started[name] = driver
+            return driver
+
+    async def close(self) -> None:
+        """End all that were started; every one is tried, the first failure is raised."""
+        failure: ProctorError | None = None
+        for driver in reversed(self.started):
+            try:
+                await driver.close()
+            except ProctorError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def leftovers(self) -> bool:
+        """After `close`: whether something is left for the next sweep."""
+        return any([driver.leftovers() for driver in self.started])
