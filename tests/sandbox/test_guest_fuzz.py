@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from proctor.sandbox.native.frames import U32, ExecFlag, FrameType, exec_request, frame
+from proctor.sandbox.native.frames import U32, ExecFlag, FrameType, exec_request, frame, terminal_size
 from proctor.sandbox.native.launcher import BINARY
 from proctor.sandbox.native.records import Record, encode, end_record
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.sandbox, pytest.mark.slow]
 
 SECONDS = float(os.environ.get("PROCTOR_FUZZ_SECONDS", "5"))
 SOURCE = BINARY.parent.parent / "csrc"
-_GUEST = ("exec", "files", "frame", "group", "guest", "main", "streams", "tree", "user")
+_GUEST = ("exec", "files", "frame", "group", "guest", "main", "streams", "terminal", "tree", "user")
 _SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 
 
@@ -112,6 +112,7 @@ def honest(rng: random.Random, exec_id: int) -> list[bytes]:
         flags=flags,
         report_fd=rng.choice([None, 3, 9, 255]),
         builtin=builtin,
+        terminal=rng.choice([None, None, (80, 24)]),
     )
     frames = [frame(FrameType.EXEC, exec_id, 0, request)]
     if rng.random() < 0.2:
@@ -127,6 +128,7 @@ def honest(rng: random.Random, exec_id: int) -> list[bytes]:
                 frame(FrameType.KILL, exec_id, 0, U32.pack(rng.choice([0, 0, 9, 15, 64]))),
                 frame(FrameType.PING, 0, 0, bytes(8)),
                 frame(FrameType.CREDIT, exec_id, 1, U32.pack(rng.choice([0, 1, 262_144]))),
+                frame(FrameType.RESIZE, exec_id, 0, terminal_size(rng.choice([1, 65_535]), 24)),
                 frame(FrameType.KILLALL),
             ],
             rng.randrange(4),

@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 SOCKET = "control.sock"
 _START_TIMEOUT_S = 60.0
 _LINE_MAX = 16 << 20
-_SHELL = """
-if command -v script >/dev/null 2>&1; then exec script -qec '{size} exec /bin/sh -i' /dev/null; else exec /bin/sh -i; fi
-"""
+_SHELL = ["/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash -i || exec sh -i"]
 
 
 # --- the background Edge ----------------------------------------------------------------------------------------------
@@ -164,7 +162,11 @@ class _Session:
         import anyio
 
         process = await made.start(
-            request["command"], cwd=request.get("cwd"), env=request.get("env"), user=request.get("user")
+            request["command"],
+            cwd=request.get("cwd"),
+            env=request.get("env"),
+            user=request.get("user"),
+            pty=tuple(request["pty"]) if request.get("pty") else None,
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._feed, process, lines, tasks.cancel_scope)
@@ -190,6 +192,8 @@ class _Session:
                 message = json.loads(await lines.receive_until(b"\n", _LINE_MAX))
                 if message.get("eof"):
                     await process.close_stdin()
+                elif message.get("resize"):
+                    await process.resize(*message["resize"])
                 else:
                     await process.write_stdin(base64.b64decode(message["stdin"]))
         except _GONE:
@@ -327,15 +331,11 @@ class Client:
 
         env = {"TERM": os.environ.get("TERM", "dumb"), "PS1": "sandbox:\\w# "}
         interactive = sys.stdin.isatty()
-        size = ""
-        if interactive:
-            columns, rows = os.get_terminal_size(sys.stdin.fileno())
-            env |= {"COLUMNS": str(columns), "LINES": str(rows)}
-            size = f"stty cols {columns} rows {rows} 2>/dev/null;"
-        command = ["/bin/sh", "-c", _SHELL.format(size=size)] if interactive else ["/bin/sh"]
-        self._send({"op": "exec", "sandbox": self.sandbox, "command": command, "env": env, "user": user})
-        with _raw_terminal() if interactive else ExitStack():
-            answer = self._converse(sys.stdin.fileno(), write_through)
+        request = {"op": "exec", "sandbox": self.sandbox, "command": _SHELL, "env": env, "user": user}
+        self._send(request | {"pty": _terminal_size()} if interactive else request | {"command": ["/bin/sh"]})
+        with ExitStack() as stack:
+            resized = stack.enter_context(_own_terminal()) if interactive else None
+            answer = self._converse(sys.stdin.fileno(), write_through, resized)
         from proctor.cli.box import exit_code
 
         return exit_code(_result(answer, {"stdout": bytearray(), "stderr": bytearray()}))
@@ -343,14 +343,17 @@ class Client:
     def _send(self, message: dict[str, Any]) -> None:
         self._socket.sendall(json.dumps(message).encode() + b"\n")
 
-    def _converse(self, stdin: int | None, on_output: Any) -> dict[str, Any]:
-        """Pass input on and output out until the result comes."""
+    def _converse(self, stdin: int | None, on_output: Any, resized: int | None = None) -> dict[str, Any]:
+        """Pass input on and output out until the result comes. `resized`: readable when our terminal has a new size."""
         if stdin is None:
             self._end_input()
         while True:
             # A regular file is always ready, which is what select says of it too.
-            watched: list[Any] = [self._socket] if stdin is None else [self._socket, stdin]
+            watched = [one for one in (self._socket, stdin, resized) if one is not None]
             readable, _, _ = select.select(watched, [], [])
+            if resized is not None and resized in readable:
+                os.read(resized, 512)
+                self._send({"resize": _terminal_size()})
             if stdin is not None and stdin in readable:
                 data = os.read(stdin, 1 << 16)
                 if data:
@@ -395,13 +398,28 @@ def _result(answer: dict[str, Any], kept: dict[str, bytearray]) -> ExecResult:
     )
 
 
+def _terminal_size() -> tuple[int, int]:
+    columns, rows = os.get_terminal_size(sys.stdin.fileno())
+    return columns or 80, rows or 24  # a serial line says 0
+
+
 @contextmanager
-def _raw_terminal() -> Iterator[None]:
-    """The terminal passes every key on as it is; set back at the end."""
+def _own_terminal() -> Iterator[int]:
+    """Our terminal passes every key on as it is, until the end; what is yielded is readable when its size changes."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def changed(*_: object) -> None:
+        with suppress(BlockingIOError):  # full of news that has not been read yet
+            os.write(writer, b"!")
+
+    handler = signal.signal(signal.SIGWINCH, changed)
     try:
         tty.setraw(descriptor)
-        yield
+        yield reader
     finally:
+        signal.signal(signal.SIGWINCH, handler)
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        os.close(reader)
+        os.close(writer)

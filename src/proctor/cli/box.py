@@ -189,10 +189,7 @@ def exec_(
 @click.option("-u", "--user", help="User name, or uid[:gid].")
 @click.argument("sandbox")
 def shell(user: str | None, sandbox: str) -> None:
-    """An interactive shell in a sandbox that --detach has left.
-
-    With a real terminal inside when the image has `script` (util-linux); else a plain `sh -i`, edited by line here.
-    """
+    """An interactive shell in a sandbox that --detach has left, on a terminal of its own that has the size of yours."""
     from proctor.cli._boxd import Client
 
     with Client.find(sandbox) as client:

@@ -37,6 +37,11 @@ class BoxProcess:
         async with self._box._busy(self._guest):
             await self._process.close_stdin()
 
+    async def resize(self, columns: int, rows: int) -> None:
+        """Give the command's terminal another size."""
+        async with self._box._busy(self._guest):
+            await self._process.resize(columns, rows)
+
     async def kill(self) -> None:
         """Kill the command and every descendant, wherever it went."""
         async with self._box._busy(self._guest):

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from proctor.sandbox.contract import Image, SandboxSpec
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+TERMINAL = {"TERM": "xterm"}
+"""What every terminal emulator understands; for commands with a terminal, below all other sources."""
 
 
 def default_environment(spec: SandboxSpec, image: Image) -> dict[str, str]:

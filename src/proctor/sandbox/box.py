@@ -17,7 +17,7 @@ from anyio.lowlevel import checkpoint
 from proctor.common import ConfigError, InfraError, ProctorError, RefusedError
 from proctor.sandbox import layers as layer_tools
 from proctor.sandbox._boxprocess import BoxProcess
-from proctor.sandbox._environment import default_environment, default_user
+from proctor.sandbox._environment import TERMINAL, default_environment, default_user
 from proctor.sandbox.contract import (
     DiffEntry,
     EndReason,
@@ -129,16 +129,18 @@ class Box:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         keep: bool = False,
+        pty: tuple[int, int] | None = None,
     ) -> Process:
         """Start a command and return at once (see the contract)."""
         async with self._use() as guest:
             self._history.execs += 1
             process = await guest.channel.start(
                 command,
-                env={**self._environment, **env} if env else self._environment,
+                env={**({} if pty is None else TERMINAL), **self._environment, **(env or {})},
                 cwd=cwd or self._workdir,
                 user=self._user if user is None else user,
                 keep=keep,
+                pty=pty,
             )
         return BoxProcess(self, guest, process)
 

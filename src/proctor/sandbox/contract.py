@@ -270,7 +270,13 @@ class Process(Protocol):
         ...
 
     async def write_stdin(self, data: bytes) -> None: ...
-    async def close_stdin(self) -> None: ...
+    async def close_stdin(self) -> None:
+        """End the input. On a terminal the end is a character (usually Ctrl-D), which a program may take otherwise."""
+        ...
+
+    async def resize(self, columns: int, rows: int) -> None:
+        """Give the terminal of a command that was started with `pty` another size."""
+        ...
 
     async def kill(self) -> None:
         """Kill the command and every descendant, wherever it went."""
@@ -320,9 +326,14 @@ class Sandbox(Protocol):
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         keep: bool = False,
+        pty: tuple[int, int] | None = None,
     ) -> Process:
-        """Start a command and return at once. With `keep`, what the main process leaves behind lives on
-        until the sandbox ends (the way a shell's `&` behaves in Docker exec)."""
+        """Start a command and return at once.
+
+        With `keep`, what the main process leaves behind lives on until the sandbox ends (the way a shell's `&` behaves
+        in Docker exec). With `pty` the command gets a terminal of (columns, rows): its controlling one, its input, and
+        all of its output (`stdout`); TERM is `xterm` unless `env` says otherwise.
+        """
         ...
 
     async def read(self, path: str, *, max_bytes: int | None = None, user: str | None = None) -> bytes:

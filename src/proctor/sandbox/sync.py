@@ -74,6 +74,10 @@ class Process:
         """End the command's standard input."""
         _run(self._portal, self._process.close_stdin)
 
+    def resize(self, columns: int, rows: int) -> None:
+        """Give the command's terminal another size."""
+        _run(self._portal, self._process.resize, columns, rows)
+
     def kill(self) -> None:
         """Kill the command and every descendant."""
         _run(self._portal, self._process.kill)
@@ -143,9 +147,10 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         keep: bool = False,
+        pty: tuple[int, int] | None = None,
     ) -> Process:
         """Start a command and return at once."""
-        process = _run(self._portal, self._box.start, command, cwd=cwd, env=env, user=user, keep=keep)
+        process = _run(self._portal, self._box.start, command, cwd=cwd, env=env, user=user, keep=keep, pty=pty)
         return Process(self._portal, process)
 
     def read(self, path: str, *, max_bytes: int | None = None, user: str | None = None) -> bytes:

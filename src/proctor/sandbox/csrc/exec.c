@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -30,7 +31,7 @@ static int append(char **items, size_t *count, char *item) {
 
 /* One field of a request; `text` holds no NUL and is terminated before the next field is looked at. */
 static int take_field(struct exec_request *request, uint8_t tag, char *text, uint32_t length) {
-    int number = tag == TAG_FLAGS || tag == TAG_REPORT;
+    int number = tag == TAG_FLAGS || tag == TAG_REPORT || tag == TAG_TERMINAL;
     if (number && length != 4) return -1;
     if (!number && memchr(text, '\0', length) != NULL) return -1;
     uint32_t value = number ? get_u32((const uint8_t *)text) : 0;
@@ -41,6 +42,9 @@ static int take_field(struct exec_request *request, uint8_t tag, char *text, uin
     case TAG_USER: return request->user == NULL ? (request->user = text, 0) : -1;
     case TAG_BUILTIN: return request->builtin == NULL ? (request->builtin = text, 0) : -1;
     case TAG_FLAGS: request->flags = value; return (value & ~(uint32_t)EXEC_FLAGS_ALL) == 0 ? 0 : -1;
+    case TAG_TERMINAL:
+        request->terminal = (struct terminal_size){(uint16_t)value, (uint16_t)(value >> 16)};
+        return (value & 0xffff) != 0 && value >> 16 != 0 ? 0 : -1;
     case TAG_REPORT: request->report_fd = (int)value; return value >= 3 && value <= REPORT_FD_MAX ? 0 : -1;
     default: return -1;
     }
@@ -61,6 +65,7 @@ int request_parse(uint8_t *bytes, size_t length, struct exec_request *request) {
     bytes[length] = '\0';
     argv_items[request->argc] = NULL;
     env_items[request->envc] = NULL;
+    if (request->terminal.rows != 0 && (request->flags & EXEC_STDIN) == 0) return -1; /* a terminal is written to as well */
     return request->argc > 0 || request->builtin != NULL ? 0 : -1;
 }
 
@@ -208,11 +213,17 @@ static _Noreturn void run_child(struct child *child) {
     static struct user user;
     const struct exec_request *request = child->request;
     const struct guest_config *config = child->setup->config;
+    bool has_terminal = request->terminal.rows != 0;
     if (setsid() < 0) fail(child, "setsid");
-    if (arrange_files(child) < 0) fail(child, "descriptors");
     if (setpriority(PRIO_PROCESS, 0, 0) < 0) fail(child, "priority");
     if (set_oom_score(config) < 0) fail(child, "oom_score_adj");
+    if (has_terminal) {
+        child->in = child->out = child->err = terminal_make(&request->terminal, child->status);
+        if (child->in < 0) fail(child, "terminal");
+    }
+    if (arrange_files(child) < 0) fail(child, "descriptors");
     if (user_lookup(request->user != NULL ? request->user : "root", &user) < 0) fail(child, "user");
+    if (has_terminal && terminal_take(0, user.uid, config->set_ids) < 0) fail(child, "terminal");
     const char *step = become(child->setup, &user);
     if (step != NULL) fail(child, step);
     if (request->flags & EXEC_LOGIN_ENV) add_login_env(request, &user);
@@ -277,16 +288,24 @@ static int make_pipe(int pair[2], int guest_end) {
     return fcntl(pair[guest_end], F_SETFL, O_NONBLOCK);
 }
 
+static int make_status(int pair[2], bool with_terminal) {
+    if (!with_terminal) return make_pipe(pair, 0);
+    return socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair);
+}
+
 pid_t exec_spawn(const struct exec_setup *setup, const struct exec_request *request, const struct exec_group *group,
                  struct exec_pipes *pipes, const char **step) {
     enum { STATUS = SUB_COUNT, PIPES };
     int pairs[PIPES][2];
-    const int wanted[PIPES] = {(request->flags & EXEC_STDIN) != 0, 1, (request->flags & EXEC_MERGE) == 0, request->report_fd >= 0, 1};
+    const bool terminal = request->terminal.rows != 0;
+    const int wanted[SUB_COUNT] = {(request->flags & EXEC_STDIN) != 0 && !terminal, !terminal,
+                                   (request->flags & EXEC_MERGE) == 0 && !terminal, request->report_fd >= 0};
     int failed = 0, error = 0;
     pid_t pid = -1;
     for (int i = 0; i < PIPES; i++) pairs[i][0] = pairs[i][1] = -1;
     *step = "pipe";
-    for (int i = 0; i < PIPES && !failed; i++) failed = wanted[i] && make_pipe(pairs[i], i == SUB_STDIN ? 1 : 0) < 0;
+    for (int i = 0; i < SUB_COUNT && !failed; i++) failed = wanted[i] && make_pipe(pairs[i], i == SUB_STDIN ? 1 : 0) < 0;
+    if (!failed) failed = make_status(pairs[STATUS], terminal) < 0;
     if (!failed) {
         *step = "clone";
         pid = fork_into(group);

@@ -9,6 +9,7 @@
 #include "frame.h"
 #include "group.h"
 #include "guest.h"
+#include "terminal.h"
 
 enum request_tag {
     TAG_ARG = 1,
@@ -18,6 +19,7 @@ enum request_tag {
     TAG_FLAGS = 5,
     TAG_REPORT = 6,
     TAG_BUILTIN = 7,
+    TAG_TERMINAL = 8,
 };
 
 enum request_flag {
@@ -34,6 +36,7 @@ enum { REQUEST_ITEMS_MAX = 32768, REPORT_FD_MAX = 255, FILES_SOFT = 65536 };
 struct exec_request {
     uint32_t flags;
     int report_fd; /* -1 = none */
+    struct terminal_size terminal;
     size_t argc, envc;
     const char *cwd, *user, *builtin; /* NULL = not given */
     char **argv, **envp;              /* point into static tables: one request is parsed at a time */
@@ -45,7 +48,8 @@ int request_parse(uint8_t *bytes, size_t length, struct exec_request *request);
 /* The guest's ends of a child's pipes; -1 where there is none. */
 struct exec_pipes {
     int streams[SUB_COUNT];
-    int status; /* what stopped the child before its program ran: i32 errno and the step's name; end-of-file when it runs */
+    int status; /* what stopped the child before its program ran: i32 errno and the step's name; end-of-file when it runs.
+                 * With a terminal it is a socket, and the guest's end of the terminal comes first (terminal_receive). */
 };
 
 /* What the guest prepared once, at its start, for all children. */

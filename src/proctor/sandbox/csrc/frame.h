@@ -29,6 +29,7 @@ enum frame_type {
     FRAME_PING = 13,
     FRAME_PONG = 14,
     FRAME_GONE = 15,
+    FRAME_RESIZE = 32,
 };
 
 enum sub_stream { SUB_STDIN = 0, SUB_STDOUT = 1, SUB_STDERR = 2, SUB_REPORT = 3, SUB_COUNT = 4 };

@@ -135,8 +135,15 @@ static int kill_group(struct exec *exec) {
 /* Reads what the child said before its program ran: nothing (it runs, or ran), or the reason why it did not. */
 static int read_status(struct exec *exec) {
     uint8_t message[sizeof exec->failed_step + 4];
-    ssize_t got = read(exec->status_fd, message, sizeof message - 1);
+    int terminal = -1;
+    ssize_t got = exec->terminal ? terminal_receive(exec->status_fd, message, sizeof message - 1, &terminal)
+                                 : read(exec->status_fd, message, sizeof message - 1);
     if (got < 0 && errno == EAGAIN && !exec->exited) return 0;
+    if (got == 1 && exec->input.waiting && terminal >= 0) {
+        if (connect_terminal(exec, terminal) < 0) return -1;
+        return exec->exited ? read_status(exec) : 0;
+    }
+    close_fd(&terminal);
     close_fd(&exec->status_fd);
     if (got > 4) {
         exec->failed_errno = (int)get_u32(message);
@@ -226,7 +233,8 @@ static int start_exec(uint32_t id, struct exec_request *wanted) {
     }
     exec->id = id;
     exec->status_fd = pipes.status;
-    exec->input = (struct input){.fd = pipes.streams[SUB_STDIN], .window = WINDOW_INITIAL};
+    exec->terminal = wanted->terminal.rows != 0;
+    exec->input = (struct input){.fd = pipes.streams[SUB_STDIN], .window = WINDOW_INITIAL, .waiting = exec->terminal};
     for (int sub = 0; sub < SUB_COUNT; sub++) {
         int fd = sub == SUB_STDIN ? -1 : pipes.streams[sub];
         exec->outputs[sub] = (struct output){.fd = fd, .credit = WINDOW_INITIAL, .left = -1};
@@ -286,8 +294,19 @@ static int on_stream(const struct frame *frame) {
     if (exec == NULL) return 0;
     if (frame->type == FRAME_DATA) return take_input(exec, frame);
     if ((exec->flags & EXEC_STDIN) == 0 || exec->input.ended) return -1;
-    exec->input.ended = true;
-    return pump_input(exec);
+    return finish_input(exec);
+}
+
+static int on_resize(const struct frame *frame) {
+    if (frame->length != 4) return -1;
+    uint32_t value = get_u32(frame->payload);
+    const struct terminal_size size = {(uint16_t)value, (uint16_t)(value >> 16)};
+    struct exec *exec = find_exec(frame->stream);
+    if (size.columns == 0 || size.rows == 0) return -1;
+    if (exec == NULL || !exec->terminal) return exec == NULL ? 0 : -1;
+    int terminal = exec->outputs[SUB_STDOUT].fd;
+    if (terminal >= 0) (void)terminal_resize(terminal, &size); /* one that is hung up has no size any more */
+    return 0;
 }
 
 static int on_killall(const struct frame *frame) {
@@ -304,6 +323,7 @@ static int on_frame(const struct frame *frame) {
     case FRAME_EOF:
     case FRAME_CREDIT: return frame->stream == 0 || frame->stream > last_id ? -1 : on_stream(frame);
     case FRAME_KILL: return frame->stream == 0 || frame->stream > last_id ? -1 : on_kill(frame);
+    case FRAME_RESIZE: return frame->stream == 0 || frame->stream > last_id ? -1 : on_resize(frame);
     case FRAME_KILLALL: return on_killall(frame);
     case FRAME_PING:
         if (frame->stream != 0 || frame->length != 8) return -1;
@@ -403,7 +423,7 @@ static void watch_everything(void) {
     for (size_t i = 0; i < EXECS_MAX; i++) {
         const struct exec *exec = &guest_execs[i];
         if (exec->id == 0) continue;
-        if (exec->flags & EXEC_STARTED) watch(WATCH_STATUS, i, 0, exec->status_fd, POLLIN);
+        if (exec->flags & EXEC_STARTED || exec->terminal) watch(WATCH_STATUS, i, 0, exec->status_fd, POLLIN);
         if (exec->input.used > 0) watch(WATCH_INPUT, i, 0, exec->input.fd, POLLOUT);
         for (uint8_t sub = SUB_STDOUT; sub < SUB_COUNT && data_fits; sub++) {
             if (exec->outputs[sub].credit > 0 && output_open(exec, sub)) watch(WATCH_OUTPUT, i, sub, exec->outputs[sub].fd, POLLIN);

@@ -1,6 +1,7 @@
 /* The streams of commands: pipes on one side, frames with credit on the other. Neither side can make the guest hold more than
  * one window for each stream. */
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -8,7 +9,10 @@
 
 #include "table.h"
 
-enum { CREDIT_STEP = 65536 };
+enum {
+    CREDIT_STEP = 65536,
+    TERMINAL_MAX = 131072, /* more than a terminal holds on its way from its writers to us */
+};
 
 static _Alignas(4096) uint8_t input_rings[EXECS_MAX][WINDOW_INITIAL];
 
@@ -39,6 +43,7 @@ int pump_output(struct exec *exec, uint8_t sub) {
     channel_commit(&guest_channel, FRAME_DATA, exec->id, sub, (uint32_t)got);
     output->credit -= (uint32_t)got;
     if (output->left > 0) output->left -= got;
+    if (exec->terminal && output->left > 0 && !terminal_readable(output->fd)) output->left = 0;
     return output->left == 0 ? end_output(exec, sub, !exec->keeping) : 0;
 }
 
@@ -46,7 +51,10 @@ int limit_outputs(struct exec *exec) {
     for (uint8_t sub = SUB_STDOUT; sub < SUB_COUNT; sub++) {
         int waiting = 0;
         if (!output_open(exec, sub)) continue;
-        if (ioctl(exec->outputs[sub].fd, FIONREAD, &waiting) < 0) waiting = 0;
+        if (exec->terminal && sub == SUB_STDOUT)
+            waiting = terminal_readable(exec->outputs[sub].fd) ? TERMINAL_MAX : 0;
+        else if (ioctl(exec->outputs[sub].fd, FIONREAD, &waiting) < 0)
+            waiting = 0;
         if (exec->outputs[sub].left < 0 || exec->outputs[sub].left > waiting) exec->outputs[sub].left = waiting;
         if (waiting == 0 && end_output(exec, sub, !exec->keeping) < 0) return -1;
     }
@@ -77,7 +85,7 @@ int pump_input(struct exec *exec) {
         input->owed += (uint32_t)written;
     }
     if (input->fd >= 0 && input->used == 0 && input->ended) return end_input(exec, false);
-    if (input->fd < 0 || input->owed == 0 || (input->owed < CREDIT_STEP && input->used > 0)) return 0;
+    if (input->ended || input->fd < 0 || input->owed == 0 || (input->owed < CREDIT_STEP && input->used > 0)) return 0;
     uint32_t credit = input->owed;
     input->window += credit;
     input->owed = 0;
@@ -88,7 +96,7 @@ int take_input(struct exec *exec, const struct frame *frame) {
     struct input *input = &exec->input;
     if ((exec->flags & EXEC_STDIN) == 0 || input->ended || frame->length > input->window) return -1;
     input->window -= frame->length;
-    if (input->fd < 0) return 0; /* the child no longer reads; the host will learn it from our EOF */
+    if (input->fd < 0 && !input->waiting) return 0; /* the child no longer reads; the host will learn it from our EOF */
     uint8_t *ring = ring_of(exec);
     uint32_t at = (input->start + input->used) % WINDOW_INITIAL, first = WINDOW_INITIAL - at;
     if (first > frame->length) first = frame->length;
@@ -96,4 +104,23 @@ int take_input(struct exec *exec, const struct frame *frame) {
     memcpy(ring, frame->payload + first, frame->length - first);
     input->used += frame->length;
     return pump_input(exec);
+}
+
+/* A terminal is not ended by closing it, as long as somebody has it open: its reader is told by a character, as by a person. */
+int finish_input(struct exec *exec) {
+    struct input *input = &exec->input;
+    input->ended = true;
+    if (exec->terminal && input->fd >= 0 && input->used < WINDOW_INITIAL) {
+        ring_of(exec)[(input->start + input->used) % WINDOW_INITIAL] = terminal_end_mark(input->fd);
+        input->used++;
+    }
+    return pump_input(exec);
+}
+
+int connect_terminal(struct exec *exec, int terminal) {
+    exec->input.waiting = false;
+    exec->outputs[SUB_STDOUT].fd = terminal;
+    exec->input.fd = fcntl(terminal, F_DUPFD_CLOEXEC, 0);
+    if (exec->input.fd < 0) return end_input(exec, true);
+    return exec->input.ended ? finish_input(exec) : pump_input(exec);
 }

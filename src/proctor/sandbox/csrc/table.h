@@ -22,6 +22,7 @@ struct output {
 struct input {
     int fd;          /* the child's stdin, or -1 */
     bool ended;      /* the host has sent EOF */
+    bool waiting;    /* for the terminal that it goes to */
     uint32_t window; /* what the host may still send */
     uint32_t owed;   /* taken by the child, not yet given back as credit */
     uint32_t start, used;
@@ -33,6 +34,7 @@ struct exec {
     uint32_t flags;
     int status_fd;
     bool exited, killed, keeping, empty, emptying;
+    bool terminal; /* one pseudo-terminal is input and output; it comes from the child a moment after its birth */
     int wait_status, failed_errno;
     char failed_step[60]; /* why the program never ran */
     struct rusage usage;
@@ -59,6 +61,9 @@ void close_fd(int *fd);
 
 bool output_open(const struct exec *exec, uint8_t sub);
 
+/* The child has sent its terminal. */
+int connect_terminal(struct exec *exec, int terminal);
+
 /* One read of one stream, straight into the outgoing queue. */
 int pump_output(struct exec *exec, uint8_t sub);
 
@@ -71,6 +76,9 @@ int end_input(struct exec *exec, bool tell);
 
 /* Writes what the child takes, and gives the host credit for it. */
 int pump_input(struct exec *exec);
+
+/* The host has no more input. */
+int finish_input(struct exec *exec);
 
 /* Input from the host. */
 int take_input(struct exec *exec, const struct frame *frame);

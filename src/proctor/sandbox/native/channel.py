@@ -39,6 +39,7 @@ from proctor.sandbox.native.frames import (
     exec_frames,
     exec_request,
     frame,
+    terminal_size,
 )
 from proctor.sandbox.native.guestfiles import GuestFiles
 
@@ -343,6 +344,7 @@ class GuestChannel(GuestFiles):
         keep: bool = False,
         login_env: bool = True,
         limit: OutputLimit = OutputLimit(),  # noqa: B008 - frozen value
+        pty: tuple[int, int] | None = None,
     ) -> GuestProcess:
         """Start a command with its stdin connected and return when its program runs (contract.Sandbox.start).
 
@@ -350,17 +352,25 @@ class GuestChannel(GuestFiles):
         """
         argv = _argv(command)
         try:
+            if pty is not None:
+                terminal_size(*pty)
+        except RequestError as error:
+            raise SandboxError(str(error), field="pty") from error
+        try:
             request = exec_request(
                 argv,
                 env=env,
                 cwd=cwd,
                 user=user,
                 flags=_flags(stdin=True, keep=keep, login_env=login_env) | ExecFlag.STARTED,
+                terminal=pty,
             )
         except RequestError as error:
             raise SandboxError(str(error), field="command") from error
         baseline = self.attribution.before() if self.attribution else None
-        state = await self._open_exec(request, argv, frozenset({STDOUT, STDERR}), self._commands)
+        state = await self._open_exec(
+            request, argv, frozenset({STDOUT, STDERR} if pty is None else {STDOUT}), self._commands
+        )
         process = GuestProcess(state, lambda result: self._attribute(baseline, result), limit, self.kill_kept)
         try:
             await process.wait_started()

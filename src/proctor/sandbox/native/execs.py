@@ -33,7 +33,9 @@ from proctor.sandbox.native.frames import (
     WINDOW,
     Frame,
     FrameType,
+    RequestError,
     frame,
+    terminal_size,
 )
 
 if TYPE_CHECKING:
@@ -92,7 +94,8 @@ class Exec:
         self.stdin_open = True
         """False when the command no longer reads its input."""
         self._stdin_ended = False
-        self._send = send
+        self.send = self._send = send
+        self.subs = subs
         self._open = set(subs)
         self._windows = dict.fromkeys(subs, WINDOW)
         self._consumed = dict.fromkeys(subs, 0)
@@ -381,6 +384,17 @@ class GuestProcess:
     async def close_stdin(self) -> None:
         """End the command's input."""
         self._state.end_stdin()
+
+    async def resize(self, columns: int, rows: int) -> None:
+        """Give the command's terminal another size; whoever reads from it is told by SIGWINCH."""
+        if STDERR in self._state.subs:
+            raise SandboxError("the command has no terminal", field="pty", remedy="start it with pty=(columns, rows)")
+        try:
+            size = terminal_size(columns, rows)
+        except RequestError as error:
+            raise SandboxError(str(error), field="pty") from error
+        if not self._state.done.is_set():
+            self._state.send(frame(FrameType.RESIZE, self.exec_id, 0, size))
 
     async def kill(self) -> None:
         """Kill the command and every descendant, also what it left behind with `keep`. Output that nobody iterates over

@@ -48,6 +48,7 @@ class FrameType(IntEnum):
     PING = 13
     PONG = 14
     GONE = 15
+    RESIZE = 32
 
 
 class ExecFlag(IntFlag):
@@ -110,6 +111,7 @@ def exec_request(
     flags: ExecFlag = ExecFlag.NONE,
     report_fd: int | None = None,
     builtin: str | None = None,
+    terminal: tuple[int, int] | None = None,
 ) -> bytes:
     """Encode an exec request. Raises RequestError for what the wire cannot carry."""
     fields: list[tuple[int, bytes]] = [(1, encode_text(item)) for item in argv]
@@ -127,10 +129,19 @@ def exec_request(
         if not 3 <= report_fd <= 255:
             raise RequestError("a report descriptor is a number from 3 to 255")
         fields.append((6, U32.pack(report_fd)))
+    if terminal is not None:
+        fields.append((8, terminal_size(*terminal)))
     request = b"".join(_FIELD.pack(tag, len(data)) + data for tag, data in fields)
     if len(request) > REQUEST_MAX:
         raise RequestError(f"arguments and environment of more than {REQUEST_MAX} bytes")
     return request
+
+
+def terminal_size(columns: int, rows: int) -> bytes:
+    """A size as the wire has it. Raises RequestError for one that no terminal can have."""
+    if not (0 < columns < 1 << 16 and 0 < rows < 1 << 16):
+        raise RequestError(f"a terminal of {columns} by {rows} characters: both must be 1 to 65535")
+    return U32.pack(columns | rows << 16)
 
 
 class FrameReader:
