@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-HELLO = frame(FrameType.HELLO, 0, 0, struct.pack("<II", 1, 1))
+HELLO = frame(FrameType.HELLO, 0, 0, struct.pack("<II", 2, 1))
 OVER = EXITED.pack(0, 0, 1, 1, 1, 0)
 
 
@@ -78,7 +78,7 @@ async def liar(*, hello: bytes = HELLO) -> AsyncIterator[tuple[Liar, GuestChanne
 @pytest.mark.parametrize(
     "hello",
     [
-        frame(FrameType.HELLO, 0, 0, struct.pack("<II", 2, 0)),
+        frame(FrameType.HELLO, 0, 0, struct.pack("<II", 1, 0)),
         frame(FrameType.HELLO, 0, 0, b"short"),
         frame(FrameType.PONG, 0, 0, bytes(8)),
         b"GET / HTTP/1.1\r\n\r\n",

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 enum {
-    PROTOCOL_VERSION = 1,
+    PROTOCOL_VERSION = 2,
     FRAME_HEADER = 12,
     FRAME_PAYLOAD_MAX = 65536,
     WINDOW_INITIAL = 262144,
@@ -29,8 +29,22 @@ enum frame_type {
     FRAME_PING = 13,
     FRAME_PONG = 14,
     FRAME_GONE = 15,
+    FRAME_LISTEN = 16, /* 16 to 31: the carried network (net.c) */
+    FRAME_LISTENING = 17,
+    FRAME_UNLISTEN = 18,
+    FRAME_UNLISTENED = 19,
+    FRAME_ACCEPTED = 20,
+    FRAME_CONNECT = 21,
+    FRAME_CONNECTED = 22,
+    FRAME_RESET = 23,
+    FRAME_QUERY = 24,
+    FRAME_REFUSED = 25,
+    FRAME_NETWORK_LAST = 31,
     FRAME_RESIZE = 32,
 };
+
+/* Streams that the guest numbers: connections and name queries of the carried network. */
+#define GUEST_ID 0x80000000u
 
 enum sub_stream { SUB_STDIN = 0, SUB_STDOUT = 1, SUB_STDERR = 2, SUB_REPORT = 3, SUB_COUNT = 4 };
 

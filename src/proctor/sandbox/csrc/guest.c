@@ -18,15 +18,16 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "net.h"
 #include "table.h"
 
 enum {
-    WATCH_MAX = 2 + EXECS_MAX * 6 + KEPT_MAX * 4,
+    WATCH_MAX = 3 + EXECS_MAX * 6 + KEPT_MAX * 4,
     TICK_MS = 2,
     KILLALL_MS = 20000,
 };
 
-enum watch_kind { WATCH_CHANNEL, WATCH_SIGNAL, WATCH_STATUS, WATCH_INPUT, WATCH_OUTPUT, WATCH_GROUP, WATCH_KEPT_PIPE, WATCH_KEPT_GROUP };
+enum watch_kind { WATCH_CHANNEL, WATCH_SIGNAL, WATCH_STATUS, WATCH_INPUT, WATCH_OUTPUT, WATCH_GROUP, WATCH_KEPT_PIPE, WATCH_KEPT_GROUP, WATCH_NET };
 
 struct watch {
     uint8_t kind, sub;
@@ -317,6 +318,7 @@ static int on_killall(const struct frame *frame) {
 }
 
 static int on_frame(const struct frame *frame) {
+    if (net_owns(frame)) return net_frame(frame);
     switch (frame->type) {
     case FRAME_EXEC: return frame->stream == 0 ? -1 : on_exec(frame);
     case FRAME_DATA:
@@ -419,6 +421,7 @@ static void watch_everything(void) {
     watch(WATCH_CHANNEL, 0, 0, guest_channel.fd, (short)((room >= CHANNEL_RESERVE ? POLLIN : 0) | (channel_pending(&guest_channel) ? POLLOUT : 0)));
     if (room < CHANNEL_RESERVE) return; /* first the host has to read */
     watch(WATCH_SIGNAL, 0, 0, signal_fd, POLLIN);
+    watch(WATCH_NET, 0, 0, net_poll_fd(), POLLIN);
     bool data_fits = room >= CHANNEL_RESERVE + FRAME_HEADER + FRAME_PAYLOAD_MAX;
     for (size_t i = 0; i < EXECS_MAX; i++) {
         const struct exec *exec = &guest_execs[i];
@@ -454,12 +457,14 @@ static int dispatch(const struct watch *watch, short events) {
         if (kept->id != 0 && kept->pipes[watch->sub] >= 0) drain_kept(kept, watch->sub);
         return 0;
     case WATCH_KEPT_GROUP: return kept->id != 0 ? kept_advance(kept) : 0;
+    case WATCH_NET: return 0; /* net_turn looks in every turn */
     }
     return -1;
 }
 
 /* One turn. The channel comes last: what it starts must not meet the events of an older exec in the same slot. */
 static int turn(void) {
+    static bool net_first;
     int timeout = tick();
     if (timeout == -2 || channel_flush(&guest_channel) < 0) return -1;
     watch_everything();
@@ -470,11 +475,16 @@ static int turn(void) {
         if (guest_channel.in_start != before) timeout = 0;
         watch_everything();
     }
+    int net = net_timeout();
+    if (net >= 0 && (timeout < 0 || net < timeout)) timeout = net;
     if (poll(polls, watch_count, timeout) < 0) return errno == EINTR ? 0 : -1;
+    /* Commands and connections share the queue to the host: who comes first changes, so neither starves the other. */
+    net_first = !net_first;
+    if (net_first && net_turn() < 0) return -1;
     for (size_t i = watch_count; i-- > 0;) {
         if (polls[i].revents != 0 && dispatch(&watches[i], polls[i].revents) < 0) return -1;
     }
-    return 0;
+    return net_first ? 0 : net_turn();
 }
 
 static int prepare(int channel_fd, const struct guest_config *config) {

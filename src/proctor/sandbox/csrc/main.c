@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "frame.h"
 #include "guest.h"
 #include "launcher.h"
 #include "plan.h"
@@ -32,7 +33,7 @@ static void hide_arguments(int argc, char **argv) {
 
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "--version") == 0) {
-        printf("proctor-init plan=%d guest=1\n", PLAN_VERSION);
+        printf("proctor-init plan=%d guest=%d\n", PLAN_VERSION, PROTOCOL_VERSION);
         return 0;
     }
     int fd = argc >= 3 ? parse_fd(argv[2]) : -1;

@@ -24,8 +24,11 @@ from proctor.sandbox.contract import (
     SandboxError,
     SandboxLost,
 )
+from proctor.sandbox.native.carried import Carrier
 from proctor.sandbox.native.execs import Attribution, Collector, Exec, GuestProcess, again, failed_result
 from proctor.sandbox.native.frames import (
+    GUEST_ID,
+    NETWORK_TYPES,
     REPORT,
     STDERR,
     STDOUT,
@@ -60,7 +63,7 @@ COMMANDS_MAX = 112
 OPERATIONS_MAX = 16
 
 
-class GuestChannel(GuestFiles):
+class GuestChannel(GuestFiles, Carrier):
     """One guest behind a connected stream socket, which the channel owns from now on.
 
     `await task_group.start(channel.run)` reads HELLO and then frames until `close()`; everything else may be called
@@ -69,6 +72,7 @@ class GuestChannel(GuestFiles):
 
     def __init__(self, sock: socket.socket, *, attribution: Attribution | None = None) -> None:
         sock.setblocking(False)
+        super().__init__()
         self.attribution = attribution
         self.guest_version: int | None = None
         self.has_cgroup = False
@@ -104,7 +108,7 @@ class GuestChannel(GuestFiles):
             if self._lost:
                 raise again(self._lost)
             task_status.started()
-            await self._ended.wait()
+            await self._serve_network(self._ended)
         finally:
             self._lose("the channel was closed")
 
@@ -136,6 +140,7 @@ class GuestChannel(GuestFiles):
         for state in list(self._execs.values()):
             state.lose(self._lost)
             self._release(state.exec_id)
+        self._lose_network(self._lost)
         for gone in self._kept.values():
             gone.set()
         for _, answered in self._pongs:
@@ -168,7 +173,9 @@ class GuestChannel(GuestFiles):
             self._lose(f"the guest broke its protocol: {error.message}", cause=error)
 
     def _receive(self, received: Frame) -> None:
-        if state := self._execs.get(received.stream):
+        if received.stream & GUEST_ID or received.type in NETWORK_TYPES:
+            self._receive_network(received)
+        elif state := self._execs.get(received.stream):
             if state.receive(received):
                 self._close_exec(state, received)
         elif received.stream in self._kept and received.type == FrameType.GONE and not received.payload:
@@ -204,24 +211,26 @@ class GuestChannel(GuestFiles):
         if slots := self._slots.pop(exec_id, None):
             slots.release()
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes, payload: bytes | memoryview = b"") -> None:
+        """Send a frame, or the header of one and its payload, which is copied only if it cannot be sent at once."""
         if self._lost:
             return
-        view = memoryview(data)
+        sent = 0
         if not self._unsent:
             try:
-                view = view[self._socket.send(view) :]
+                sent = self._socket.sendmsg((data, payload)) if payload else self._socket.send(data)
             except (BlockingIOError, InterruptedError):
                 pass
             except OSError as error:
                 self._fail_later(f"the guest's channel failed: {error.strerror}", error)
                 return
-            if not view:
+            if sent == len(data) + len(payload):
                 return
             assert self._loop is not None
             self._loop.add_writer(self._socket.fileno(), self._writable)
-        self._unsent.append(view)
-        self._unsent_bytes += len(view)
+        rest = memoryview(data)[sent:] if not payload else memoryview(b"".join((data, payload)))[sent:]
+        self._unsent.append(rest)
+        self._unsent_bytes += len(rest)
         if self._unsent_bytes > _UNSENT_MAX:
             self._fail_later("the guest does not read what it asked for")
 
@@ -246,6 +255,7 @@ class GuestChannel(GuestFiles):
             return
         assert self._loop is not None
         self._loop.remove_writer(self._socket.fileno())
+        self._drained()
 
     # -- commands ----------------------------------------------------------------------------------------------------
 

@@ -12,13 +12,16 @@ from proctor.sandbox.contract import GuestProtocolError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-VERSION: Final = 1
+VERSION: Final = 2
 HEADER: Final = struct.Struct("<IIBBH")
 PAYLOAD_MAX: Final = 65_536
 WINDOW: Final = 262_144
 REQUEST_MAX: Final = 2 << 20
 ITEMS_MAX: Final = 32_768
 _FIRST_BUFFER: Final = 4096
+
+GUEST_ID: Final = 0x8000_0000
+"""Streams that the guest numbers have this bit: connections and name queries of the carried network."""
 
 STDIN: Final = 0
 STDOUT: Final = 1
@@ -48,7 +51,21 @@ class FrameType(IntEnum):
     PING = 13
     PONG = 14
     GONE = 15
+    LISTEN = 16
+    LISTENING = 17
+    UNLISTEN = 18
+    UNLISTENED = 19
+    ACCEPTED = 20
+    CONNECT = 21
+    CONNECTED = 22
+    RESET = 23
+    QUERY = 24
+    REFUSED = 25
     RESIZE = 32
+
+
+NETWORK_TYPES: Final = range(16, 32)
+"""Types of frames of the carried network."""
 
 
 class ExecFlag(IntFlag):

@@ -1,0 +1,230 @@
+"""One carried TCP connection as the host sees it: which frames may still come, and a stream for whoever serves it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import deque
+from typing import TYPE_CHECKING, Final, Protocol
+
+import anyio
+
+from proctor.sandbox.contract import GuestProtocolError
+from proctor.sandbox.native.frames import HEADER, PAYLOAD_MAX, U32, WINDOW, Frame, FrameType, frame
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+_CREDIT_STEP: Final = WINDOW // 2
+LINGER_S: Final = 30.0
+"""How long a program may leave a connection open that we have closed, before it is reset."""
+
+Address = tuple[str, int]
+
+
+class StreamReset(ConnectionResetError):
+    """The program has reset the connection, we have, or the sandbox is gone."""
+
+
+class Link(Protocol):
+    """What a stream needs of its channel."""
+
+    def _send(self, data: bytes, payload: bytes | memoryview = b"") -> None: ...
+    async def _uncongested(self) -> None: ...
+    def _call_later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle: ...
+
+
+class CarriedStream:
+    """One TCP connection between a program in the sandbox and the host.
+
+    `local` is the address that was dialled, by the program (outbound) or by us (inbound); `peer` the program's own.
+    `sent` and `received` count bytes. At most one task receives and one sends at a time.
+    """
+
+    __slots__ = (
+        "_answered",
+        "_chunks",
+        "_closed",
+        "_consumed",
+        "_credit",
+        "_ended",
+        "_eof_sent",
+        "_error",
+        "_id",
+        "_linger",
+        "_link",
+        "_news",
+        "_over",
+        "_window",
+        "local",
+        "peer",
+        "received",
+        "sent",
+    )
+
+    def __init__(self, link: Link, stream_id: int, local: Address, peer: Address) -> None:
+        self.local = local
+        self.peer = peer
+        self.sent = 0
+        self.received = 0
+        self._link = link
+        self._id = stream_id
+        self._chunks: deque[bytes] = deque()
+        self._credit = WINDOW
+        self._window = WINDOW
+        self._consumed = 0
+        self._ended = False
+        """The program has ended its direction."""
+        self._eof_sent = False
+        self._closed = False
+        """Nobody reads any more: what still comes is refused."""
+        self._over = False
+        """The guest knows this connection no longer."""
+        self._error: StreamReset | None = None
+        self._news: anyio.Event | None = None
+        self._answered: anyio.Event | None = None
+        self._linger: asyncio.TimerHandle | None = None
+
+    # -- for whoever serves it -----------------------------------------------------------------------------------------
+
+    async def receive(self, max_bytes: int = PAYLOAD_MAX) -> bytes:
+        """At least one byte and at most `max_bytes`, as soon as there are any; b"" once the program has ended its
+        direction. Raises StreamReset."""
+        while not self._chunks:
+            if self._error:
+                raise self._fault()
+            if self._ended or self._closed:
+                return b""
+            self._news = anyio.Event()
+            await self._news.wait()
+        chunk = self._chunks.popleft()
+        if len(chunk) > max_bytes:
+            self._chunks.appendleft(chunk[max_bytes:])
+            chunk = chunk[:max_bytes]
+        self._consumed += len(chunk)
+        if self._consumed >= _CREDIT_STEP and not self._ended and not self._over:
+            grant, self._consumed = self._consumed, 0
+            self._window += grant
+            self._link._send(frame(FrameType.CREDIT, self._id, 0, U32.pack(grant)))
+        return chunk
+
+    async def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Send all of `data`, waiting while the program does not take it. Raises StreamReset."""
+        rest = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)
+        while rest:
+            await self._link._uncongested()
+            if not self._credit and not self._error:
+                self._answered = anyio.Event()
+                await self._answered.wait()
+                continue
+            if self._error:
+                raise self._fault()
+            if self._eof_sent:
+                raise OSError(errno.EPIPE, "this end of the connection was closed already")
+            piece = rest[: min(self._credit, PAYLOAD_MAX)]
+            self._link._send(HEADER.pack(len(piece), self._id, FrameType.DATA, 0, 0), piece)
+            self._credit -= len(piece)
+            self.sent += len(piece)
+            rest = rest[len(piece) :]
+
+    async def send_eof(self) -> None:
+        """End our direction; the program's may go on. Ending it twice is fine."""
+        if self._error:
+            raise self._fault()
+        self._end()
+
+    def reset(self) -> None:
+        """Abort: the program gets ECONNRESET. Nothing on a connection that is over."""
+        if not self._over and self._error is None:
+            self._link._send(frame(FrameType.RESET, self._id))
+        self._fail(StreamReset(errno.ECONNRESET, "the connection was reset by us"))
+
+    async def aclose(self) -> None:
+        """Close as close(2) does: what was sent is delivered, what still comes is answered with a reset."""
+        self._closed = True
+        self._chunks.clear()
+        self._wake()
+        if self._over or self._error:
+            return
+        self._end()
+        if not self._ended and self._linger is None:
+            self._linger = self._link._call_later(LINGER_S, self.reset)
+
+    # -- for the channel -----------------------------------------------------------------------------------------------
+
+    def _take(self, received: Frame) -> bool:
+        """Take one frame of the guest; True when it was the last. Raises GuestProtocolError for one that cannot be."""
+        kind, payload = received.type, received.payload
+        if received.sub:
+            raise self._lie("named a sub-stream")
+        if kind == FrameType.DATA:
+            self._take_data(payload)
+        elif kind == FrameType.CREDIT and len(payload) == 4:
+            self._credit += U32.unpack(payload)[0]
+            if self._credit > WINDOW:
+                raise self._lie("granted more than its window")
+            self._answer()
+        elif kind == FrameType.EOF and not payload and not self._ended:
+            self._ended = True
+            self._wake()
+        elif kind == FrameType.RESET and len(payload) == 4:
+            number = U32.unpack(payload)[0]
+            self._finish(StreamReset(number, f"the connection was reset: {os.strerror(number)}"))
+            return True
+        elif kind == FrameType.CLOSED and len(payload) == 4 and (self._error or (self._ended and self._eof_sent)):
+            self._finish(None)
+            return True
+        else:
+            raise self._lie(f"sent a frame of type {kind} out of turn")
+        return False
+
+    def _take_data(self, payload: bytes) -> None:
+        if self._ended or not payload or len(payload) > self._window:
+            raise self._lie("sent bytes beyond its window or after its end")
+        self._window -= len(payload)
+        if self._closed or self._error:
+            self.reset()
+            return
+        self.received += len(payload)
+        self._chunks.append(payload)
+        self._wake()
+
+    def _lose(self) -> None:
+        """The sandbox is gone."""
+        self._finish(self._error or StreamReset(errno.ECONNRESET, "the sandbox is gone"))
+
+    def _finish(self, error: StreamReset | None) -> None:
+        self._over = True
+        if self._linger:
+            self._linger.cancel()
+        if error:
+            self._fail(error)
+
+    def _fail(self, error: StreamReset) -> None:
+        self._error = self._error or error
+        self._wake()
+        self._answer()
+
+    def _end(self) -> None:
+        if not self._eof_sent and not self._over:
+            self._eof_sent = True
+            self._link._send(frame(FrameType.EOF, self._id))
+
+    def _wake(self) -> None:
+        if self._news:
+            self._news.set()
+            self._news = None
+
+    def _answer(self) -> None:
+        if self._answered:
+            self._answered.set()
+            self._answered = None
+
+    def _fault(self) -> StreamReset:
+        """The same error as an object of its own: each waiter's copy gathers a traceback of its own."""
+        assert self._error is not None
+        return StreamReset(*self._error.args)
+
+    def _lie(self, what: str) -> GuestProtocolError:
+        return GuestProtocolError(f"the guest {what}, connection {self._id & 0x7FFF_FFFF}")

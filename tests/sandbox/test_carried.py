@@ -1,0 +1,145 @@
+"""The carried network's transport: connections and name queries of a real sandbox, as the host sees them."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Literal
+
+import anyio
+import pytest
+
+from proctor.sandbox.native.carried import AddressError, CarriedStream, StreamReset
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from .conftest import MakeRoom, Room
+
+pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
+
+WEB = ("127.7.0.1", 80)
+
+
+async def no_names(query: bytes, over: Literal["udp", "tcp"]) -> bytes | None:
+    """A name server that never answers."""
+    del query, over
+    return None
+
+
+@asynccontextmanager
+async def serving(
+    room: Room, handler: Callable[[CarriedStream], Awaitable[None]]
+) -> AsyncIterator[list[CarriedStream]]:
+    """Serve connections to WEB with `handler`; yields all that came."""
+    streams: list[CarriedStream] = []
+    async with anyio.create_task_group() as tasks:
+
+        def accepted(stream: CarriedStream) -> None:
+            streams.append(stream)
+            tasks.start_soon(handler, stream)
+
+        room.channel.carry(accepted, no_names)
+        await room.channel.listen(*WEB)
+        yield streams
+        tasks.cancel_scope.cancel()
+
+
+async def echo(stream: CarriedStream) -> None:
+    """Give back all that comes, then end."""
+    while data := await stream.receive():
+        await stream.send(data)
+    await stream.send_eof()
+    await stream.aclose()
+
+
+DIAL = "import socket,sys,hashlib\ns = socket.create_connection(('127.7.0.1', 80), 10)\n"
+
+
+async def test_bytes_go_both_ways_whole_and_in_order(make_room: MakeRoom) -> None:
+    program = DIAL + (
+        "import threading,os\ndata = os.urandom(5_000_000)\n"
+        "threading.Thread(target=lambda: (s.sendall(data), s.shutdown(socket.SHUT_WR))).start()\n"
+        "back = b''.join(iter(lambda: s.recv(70_000), b''))\n"
+        "print(s.getsockname()[1], hashlib.sha256(data).hexdigest(), back == data)"
+    )
+    async with make_room() as room, serving(room, echo) as streams:
+        result = await room.python(program)
+        assert result.error_text == ""
+        port, _, same = result.text.split()
+        assert same == "True"
+        (stream,) = streams
+        assert (stream.local, stream.peer) == (WEB, ("127.0.0.1", int(port)))
+        assert stream.received == stream.sent == 5_000_000
+
+
+async def test_names_are_asked_raw_over_udp_and_tcp(make_room: MakeRoom) -> None:
+    asked: list[tuple[bytes, str]] = []
+
+    async def dns(query: bytes, over: Literal["udp", "tcp"]) -> bytes | None:
+        asked.append((query, over))
+        return query[:2] + b"\x81\x80" + bytes(8) + b"answer"
+
+    program = (
+        "import socket\nq = b'\\x12\\x34' + bytes(10) + b'question'\n"
+        "u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\nu.settimeout(5)\nu.sendto(q, ('127.0.0.53', 53))\n"
+        "print(u.recv(999)[-6:])\n"
+        "t = socket.create_connection(('127.0.0.53', 53), 5)\nt.sendall(len(q).to_bytes(2, 'big') + q)\n"
+        "print(t.recv(999)[-6:])"
+    )
+    async with make_room() as room:
+        room.channel.carry(CarriedStream.reset, dns)
+        result = await room.python(program)
+        assert result.text == "b'answer'\n" * 2, result.error_text
+    assert asked == [(b"\x12\x34" + bytes(10) + b"question", over) for over in ("udp", "tcp")]
+
+
+async def test_a_server_inside_is_reached(make_room: MakeRoom) -> None:
+    server = (
+        "import socket\ns = socket.create_server(('127.0.0.1', 8000))\nprint('up', flush=True)\nc, _ = s.accept()\n"
+        "c.sendall(c.recv(99).upper())\nc.close()"
+    )
+    async with make_room() as room:
+        process = await room.channel.start(["/usr/bin/python3", "-c", server], env={})
+        async for _, data in process.output():
+            assert data == b"up\n"
+            break
+        stream = await room.channel.connect(8000)
+        await stream.send(b"hello")
+        assert await stream.receive() == b"HELLO"
+        assert await stream.receive() == b""
+        await stream.aclose()
+        assert (await process.wait()).exit_code == 0
+        with pytest.raises(AddressError) as caught:
+            await room.channel.connect(8000)
+        assert caught.value.errno == errno.ECONNREFUSED
+
+
+async def test_resets_go_both_ways(make_room: MakeRoom) -> None:
+    outcome: list[BaseException] = []
+
+    async def handler(stream: CarriedStream) -> None:
+        try:
+            await stream.receive()
+            await stream.receive()
+        except StreamReset as error:
+            outcome.append(error)
+
+    hard = DIAL + (
+        "import struct\ns.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))\n"
+        "s.sendall(b'x')\ns.close()"
+    )
+    async with make_room() as room:
+        async with serving(room, handler):
+            assert (await room.python(hard)).exit_code == 0
+            with anyio.fail_after(5):
+                while not outcome:
+                    await anyio.sleep(0.01)
+
+        async def refuse(stream: CarriedStream) -> None:
+            stream.reset()
+
+        await room.channel.unlisten(*WEB)
+        async with serving(room, refuse):
+            result = await room.python(DIAL + "try: s.recv(1)\nexcept ConnectionResetError: print('reset')")
+            assert result.text == "reset\n"
