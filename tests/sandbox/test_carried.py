@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 import pytest
 
+from proctor.sandbox._names import NameLayers
 from proctor.sandbox.native.carried import AddressError, CarriedStream, StreamReset
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
 
     from .conftest import MakeRoom, Room
 
@@ -142,3 +144,37 @@ async def test_resets_go_both_ways(make_room: MakeRoom) -> None:
         async with serving(room, refuse):
             result = await room.python(DIAL + "try: s.recv(1)\nexcept ConnectionResetError: print('reset')")
             assert result.text == "reset\n"
+
+
+def _answer(query: bytes, address: str) -> bytes:
+    """A (any name): `address`; anything else: no data."""
+    end = query.index(b"\0", 12) + 5
+    is_a = query[end - 4 : end - 2] == b"\0\1"
+    record = b"\xc0\x0c\0\1\0\1\0\0\0\x3c\0\4" + bytes(map(int, address.split(".")))
+    head = query[:2] + b"\x81\x80\0\1" + (b"\0\1" if is_a else b"\0\0") + bytes(4)
+    return head + query[12:end] + (record if is_a else b"")
+
+
+@pytest.mark.parametrize("image", ["bare", "link"])
+async def test_programs_look_names_up(make_room: MakeRoom, base_layer: Path, tmp_path: Path, image: str) -> None:
+    """Whatever the image has for /etc/resolv.conf: nothing, or a link that leads nowhere."""
+    layers: tuple[Path, ...] = (base_layer,)
+    if image == "link":
+        (tmp_path / "layer/etc").mkdir(parents=True)
+        (tmp_path / "layer/etc/resolv.conf").symlink_to("/run/systemd/resolve/stub-resolv.conf")
+        layers = (base_layer, tmp_path / "layer")
+    stack = NameLayers(tmp_path / "home").around(layers, len(layers))
+
+    async def dns(query: bytes, over: Literal["udp", "tcp"]) -> bytes | None:
+        assert over == "udp"
+        return _answer(query, WEB[0])
+
+    program = "import socket\nprint(socket.getaddrinfo('somewhere.example', 80, type=socket.SOCK_STREAM))"
+    async with make_room(layers=stack, network="carried") as room:
+        room.channel.carry(CarriedStream.reset, dns)
+        result = await room.python(program)
+        assert WEB[0] in result.text, result.error_text
+        assert (await room.python("import socket; print(socket.gethostbyname('localhost'))")).text == "127.0.0.1\n"
+        assert (await room.sh("echo nameserver 127.0.0.9 > /etc/resolv.conf; cat /etc/resolv.conf")).exit_code == 0
+        upper = await room.sh("ls -l /etc/resolv.conf")
+        assert upper.text.startswith("-rw-r--r--"), upper.error_text

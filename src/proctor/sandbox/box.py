@@ -36,7 +36,7 @@ from proctor.sandbox.contract import (
     Stats,
 )
 from proctor.sandbox.journal import State, now
-from proctor.sandbox.native.plan import MAX_LAYERS
+from proctor.sandbox.native.plan import STACK_MAX
 from proctor.sandbox.receipts import History
 
 if TYPE_CHECKING:
@@ -291,8 +291,8 @@ class Box:
         """
         live = self._live
         assert live is not None
-        if len(self._stack) >= MAX_LAYERS:
-            raise RefusedError(f"a stack holds at most {MAX_LAYERS} layers", field="layers", remedy="reset it first")
+        if len(self._stack) >= STACK_MAX:
+            raise RefusedError(f"a stack holds at most {STACK_MAX} layers", field="layers", remedy="reset it first")
         self._live = None
         try:
             upper, mount = await self._edge._kill(live, live.freeze)

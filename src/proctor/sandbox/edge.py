@@ -23,6 +23,7 @@ from proctor.sandbox._burial import Burial, Waste
 from proctor.sandbox._faults import point
 from proctor.sandbox._frozen import FrozenLayers
 from proctor.sandbox._images import ImageCache
+from proctor.sandbox._names import NameLayers
 from proctor.sandbox._plans import check
 from proctor.sandbox._services import Services, Started
 from proctor.sandbox._timers import Timers
@@ -82,6 +83,7 @@ class Edge:
         self._images = ImageCache(images)
         self._ledger = Ledger(policy)
         self._boxes: dict[str, Box] = {}
+        self._names = NameLayers(self.home)
         self._count = 0
         self._token: Token[Edge | None] | None = None
 
@@ -273,7 +275,7 @@ class Edge:
             box.spec,
             box.image,
             stack,
-            self._paths(stack),
+            self._paths(box, stack),
             lambda: self._promise_disk(box.id, box.spec.resources),
         )
         with self._burial.launching():
@@ -361,8 +363,10 @@ class Edge:
         freed = self._frozen.release(box._stack)
         self._burial.put(Waste(descriptors=tuple(freed), box=box))
 
-    def _paths(self, stack: tuple[Layer, ...]) -> tuple[Path | int, ...]:
-        return tuple(layer.path if layer.handle is None else self._frozen.descriptor(layer) for layer in stack)
+    def _paths(self, box: Box, stack: tuple[Layer, ...]) -> tuple[Path | int, ...]:
+        paths = tuple(layer.path if layer.handle is None else self._frozen.descriptor(layer) for layer in stack)
+        carried = box.spec.network not in ("none", "open")
+        return self._names.around(paths, len(box.image.layers)) if carried else paths
 
     # --- services ---------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 VERSION = 1
 MAX_LAYERS = 120
+STACK_MAX = MAX_LAYERS - 2
+"""Layers that a sandbox may have of its own: two name the name server of a carried one."""
 MAX_BINDS = 64
 MESSAGE_MAX = 128 * 1024
 REPLY_MAX = 8192
@@ -86,7 +88,8 @@ class Plan:
     hostname: str = "sandbox"
     binds: tuple[Bind, ...] = ()
     capabilities: int = DEFAULT_CAPABILITIES
-    network: Literal["none", "open"] = "none"
+    network: Literal["none", "open", "carried"] = "none"
+    """`carried`: as `none`, and the guest serves names and connections."""
     shm_bytes: int | None = None
     """Size of /dev/shm. None: 64 MB, but at most a sixteenth of the memory, so that a full one starves nobody."""
     force_paths: bool = False
