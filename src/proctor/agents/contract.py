@@ -108,7 +108,8 @@ class Room(Protocol):
         ...
 
     async def remove(self, path: str) -> None:
-        """Remove a file, or a directory with all that is in it."""
+        """Remove a file, or a directory with all that is in it. Also allowed when a limit has fired: it is how a
+        harness takes away what it brought."""
         ...
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from proctor.agents.contract import AgentResult, HarnessContext, StopReason, ToolCall
+from proctor.agents.contract import AgentResult, HarnessContext, Room, StopReason, ToolCall
 from proctor.agents.steps import NoOptions, acted, said
 from proctor.agents.tools import describe
 from proctor.common import RefusedError
@@ -77,7 +77,7 @@ class Oracle:
             argv = ["sh", "-c", _RUN_SCRIPT, f"{SOLUTION_DIR}/{script.relative_to(source)}"]
             return await self._step(context, argv, env=dict(solution.env), note=f"run {script.name}")
         finally:
-            await _remove_solution(box)
+            await _remove_solution(context.room)
 
     async def _patch(self, context: HarnessContext, patch: Path) -> ExecResult:
         repository = context.task.carry.repo or context.room.workdir
@@ -107,11 +107,11 @@ class Oracle:
             context.recorder.step(acted(note, [call]))
 
 
-async def _remove_solution(box: Sandbox) -> None:
+async def _remove_solution(room: Room) -> None:
     """Take the solution away again, also when the trial was cut: it is not the agent's work."""
     with anyio.CancelScope(shield=True, deadline=anyio.current_time() + _CLEAN_UP_S):
         try:
-            await box.remove(SOLUTION_DIR, recursive=True)
+            await room.remove(SOLUTION_DIR)
         except FileError as error:
             if error.errno != errno.ENOENT:
                 raise

@@ -35,6 +35,7 @@ _MAX_ARGUMENT_BYTES = 32 << 10
 
 _FROM_STDIN = 'script=$(cat); exec </dev/null; eval "$script"'
 
+_CLEAN_UP_S = 10.0
 _KILL_GRACE_S = 15.0
 """How long after its own time-out an exec may take to come back before the sandbox counts as lost."""
 
@@ -168,6 +169,20 @@ class BoundedRoom:
         self._allow()
         return await self._exec("run", argv, " ".join(argv), self._guard.remaining_s(), env=env, stdin=stdin)
 
+    async def again(
+        self,
+        kind: Literal["bash", "run"],
+        argv: Sequence[str],
+        subject: str,
+        limit_s: float,
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+    ) -> ExecResult:
+        """A command as it was once recorded, to the letter: for replays."""
+        self._allow()
+        return await self._exec(kind, argv, subject, limit_s, env=env, stdin=stdin)
+
     async def read(self, path: str) -> bytes:
         """A whole file of at most MAX_FILE_BYTES."""
         target = self.absolute(path)
@@ -197,16 +212,23 @@ class BoundedRoom:
 
     async def upload(self, source: Path, target: str) -> None:
         """Copy a directory of the host, or one file of it, to the directory `target`. See `Room.upload`."""
+        await self.upload_packed(await anyio.to_thread.run_sync(pack, source), target)
+
+    async def upload_packed(self, packed: bytes, target: str) -> None:
+        """Copy what `pack` made to the directory `target`."""
         place = self.absolute(target)
-        packed = await anyio.to_thread.run_sync(pack, source)
         await self._file_call(
             "upload", place, lambda: unpack(self.sandbox, packed, place), lambda _: packed, data=packed
         )
 
     async def remove(self, path: str) -> None:
-        """Remove a file, or a directory with all that is in it."""
+        """Remove a file, or a directory with all that is in it; also when a limit has fired. See `Room.remove`."""
         target = self.absolute(path)
-        await self._file_call("remove", target, lambda: self.sandbox.remove(target, recursive=True), lambda _: None)
+
+        async def call() -> None:
+            await self.sandbox.remove(target, recursive=True)
+
+        await self._file_call("remove", target, call, lambda _: None, limit_s=_CLEAN_UP_S)
 
     def _allow(self) -> None:
         if self._closed:
@@ -263,8 +285,9 @@ class BoundedRoom:
         call: Callable[[], Awaitable[_T]],
         content: Callable[[_T], bytes | None],
         data: bytes | None = None,
+        limit_s: float | None = None,
     ) -> _T:
-        limit_s = self._limit(None)
+        limit_s = self._limit(None) if limit_s is None else limit_s
         started_at, start = _now(), time.monotonic()
         size: int | None = None
         digest: str | None = None

@@ -12,6 +12,11 @@ import click
 VERBS: dict[str, tuple[str, str, str]] = {
     "run": ("proctor.cli.run", "run", "Run an exam: tasks x agents x attempts, graded and recorded."),
     "show": ("proctor.cli.show", "show", "Show a run as a table, or one trial as a readable story."),
+    "replay": (
+        "proctor.cli.replay",
+        "replay",
+        "Do a trial again: its actions, its model's answers, a branch.",
+    ),
     "compare": ("proctor.cli.compare", "compare", "Compare agents, paired by task; a gate for CI."),
     "report": ("proctor.cli.report", "report", "Write a report on runs: one page, or Markdown, JSON, CSV, JUnit."),
     "plan": ("proctor.cli.plan", "plan", "What a comparison or an audit takes: tasks, attempts, cost."),

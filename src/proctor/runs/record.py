@@ -165,24 +165,8 @@ class TrialRecord:
     def room_event(self, event: RoomEvent) -> None:
         """Append one call on the agent's sandbox to `exec.jsonl`, before the harness sees its result."""
         self.execs += 1
-        given = event.given
-        line = ExecLine(
-            seq=self.execs,
-            started_at=event.started_at,
-            kind=event.kind,
-            subject=event.subject,
-            argv=list(given.argv) or None,
-            cwd=given.cwd,
-            user=given.user,
-            env=redacted(given.env) if given.env else None,
-            input=self._keep_input(given.data) if given.data is not None else None,
-            duration_s=round(event.duration_s, 6),
-            limit_s=round(event.limit_s, 3),
-            size_bytes=event.size_bytes,
-            digest=event.digest,
-            error=event.error,
-            **_observed(event.result),
-        )
+        data = event.given.data
+        line = exec_line(event, self.execs, input_digest=self._keep_input(data) if data is not None else None)
         content = dump_json(line.model_dump(exclude_none=True))
         self._append("exec.jsonl", content)
         self.events.write("exec", {"line": self.execs, "digest": digest_bytes(content)})
@@ -391,6 +375,28 @@ def _observed(result: ExecResult | None) -> dict[str, Any]:
         "stdout": stream_line(result.stdout),
         "stderr": stream_line(result.stderr),
     }
+
+
+def exec_line(event: RoomEvent, seq: int, *, input_digest: str | None = None) -> ExecLine:
+    """One call on a sandbox as `exec.jsonl` holds it."""
+    given = event.given
+    return ExecLine(
+        seq=seq,
+        started_at=event.started_at,
+        kind=event.kind,
+        subject=event.subject,
+        argv=list(given.argv) or None,
+        cwd=given.cwd,
+        user=given.user,
+        env=redacted(given.env) if given.env else None,
+        input=input_digest,
+        duration_s=round(event.duration_s, 6),
+        limit_s=round(event.limit_s, 3),
+        size_bytes=event.size_bytes,
+        digest=event.digest,
+        error=event.error,
+        **_observed(event.result),
+    )
 
 
 def redacted(env: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,49 @@
+"""The kinds of `proctor replay`, each from arguments to an exit code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import click
+
+from proctor.common import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from proctor.runs.replay.actions import ActionReplay
+
+
+def actions(
+    run: Path, trial: str, *, tasks: Path | None, repeat: int, probe: bool, strict: bool, as_json: bool
+) -> ExitCode:
+    """Replay the actions and print what came of it."""
+    from proctor.runs.formats import dump_json, plain
+    from proctor.runs.replay import tell
+    from proctor.runs.replay.actions import replay_actions
+    from proctor.runs.replay.recorded import find_recorded
+    from proctor.sandbox import Edge
+
+    async def work() -> ActionReplay:
+        recorded = await find_recorded(run, trial, tasks=tasks)
+        async with Edge() as edge:
+            return await replay_actions(recorded, edge, repeat=repeat, probe=probe)
+
+    done = anyio.run(work)
+    if as_json:
+        click.echo(dump_json(plain(tell.actions_json(done)), indent=1), nl=False)
+    else:
+        _print(tell.actions_text(done, strict=strict))
+    return ExitCode.FAILED if done.differences or (strict and done.clock) else ExitCode.OK
+
+
+def _print(lines: Iterable[tuple[str, str]]) -> None:
+    from rich.text import Text
+
+    from proctor.runs.table import console
+
+    out = console()
+    for style, line in lines:
+        out.print(Text(line, style=style), soft_wrap=True)

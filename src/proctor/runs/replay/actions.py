@@ -1,0 +1,296 @@
+"""`proctor replay --actions`: what the agent did, done again in a rebuilt sandbox, and every observation compared.
+
+No model is needed and none is asked. Each repeat has a sandbox of its own from the recorded image. The calls go through
+the same bounded room as the agent's did, so what is compared was made the same way.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import anyio
+
+from proctor.agents.limits import LimitGuard
+from proctor.agents.room import BoundedRoom, RoomEvent
+from proctor.common import RefusedError
+from proctor.runs.examiner import room_spec, wait_until_healthy
+from proctor.runs.formats import DiffItem
+from proctor.runs.plan import effective_limits
+from proctor.runs.record import REDACTED, exec_line
+from proctor.runs.replay.compare import Cause, Difference, Judgement, Level, compare, judge
+from proctor.runs.replay.disk import DiskDifference, compare_disks
+from proctor.sandbox.contract import FileError
+from proctor.tasks.model import AgentLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from proctor.runs.formats import ExecLine
+    from proctor.runs.replay.recorded import Recorded
+    from proctor.sandbox import Edge
+    from proctor.sandbox.contract import Sandbox
+
+SEEDED: Mapping[str, str] = {"PYTHONHASHSEED": "0"}
+"""What a probe sets to see whether chance was at work."""
+_DAY_S = 86_400.0
+_PROBES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One call of a replay: the recorded line, the replayed one (None: it could not be made again), how alike."""
+
+    recorded: ExecLine
+    replayed: ExecLine | None
+    level: Level | None
+    difference: Difference | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """One replay from start to end."""
+
+    observed: tuple[Observed, ...]
+    disk: tuple[DiskDifference, ...]
+    disk_compared: bool
+
+    @property
+    def differences(self) -> int:
+        """Observations and paths that differ by more than the clock."""
+        calls = sum(one.level is Level.DIFFERENT for one in self.observed)
+        return calls + sum(one.level is Level.DIFFERENT for one in self.disk)
+
+    @property
+    def clock(self) -> int:
+        """Observations and paths that differ by the clock alone."""
+        return sum(one.level is Level.CLOCK for one in self.observed) + sum(
+            one.level is Level.CLOCK for one in self.disk
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first difference of all repeats: in which call (or which path), and what it is likely due to."""
+
+    where: str
+    subject: str
+    difference: Difference
+    judgement: Judgement
+
+
+@dataclass(frozen=True, slots=True)
+class ActionReplay:
+    """What came of replaying the actions of a trial."""
+
+    trial_id: str
+    image: str
+    repeats: tuple[Repeat, ...]
+    first: First | None = None
+    later: tuple[First, ...] = ()
+    probes: int = 0
+    skipped: tuple[str, ...] = field(default=())
+
+    @property
+    def differences(self) -> int:
+        """Of all repeats together."""
+        return sum(repeat.differences for repeat in self.repeats)
+
+    @property
+    def clock(self) -> int:
+        """Of all repeats together."""
+        return sum(repeat.clock for repeat in self.repeats)
+
+    @property
+    def score(self) -> float:
+        """Determinism: the mean over repeats of the share of observations (the final disk is one) that came out as
+        recorded, the clock aside."""
+        shares = []
+        for repeat in self.repeats:
+            levels = [one.level is not Level.DIFFERENT for one in repeat.observed if one.level is not None]
+            if repeat.disk_compared:
+                levels.append(all(one.level is not Level.DIFFERENT for one in repeat.disk))
+            shares.append(sum(levels) / len(levels) if levels else 1.0)
+        return sum(shares) / len(shares) if shares else 1.0
+
+
+async def replay_actions(
+    recorded: Recorded,
+    edge: Edge,
+    *,
+    repeat: int = 1,
+    probe: bool = True,
+    on_call: Callable[[int, ExecLine], None] = lambda number, line: None,
+) -> ActionReplay:
+    """Do the trial's actions again, `repeat` times, and compare. When something differs and `probe` is set, two more
+    replays (one as they were, and two with a fixed hash seed) tell the cause."""
+    lines = list(recorded.execs())
+    check_replayable(recorded, lines)
+    repeats = [await _repeat(recorded, lines, edge, number, on_call) for number in range(1, repeat + 1)]
+    different = any(one.differences for one in repeats)
+    plain, seeded = list(repeats), list[Repeat]()
+    if different and probe:
+        plain += [await _repeat(recorded, lines, edge, 0, on_call) for _ in range(max(0, _PROBES - repeat))]
+        seeded = [await _repeat(recorded, lines, edge, 0, on_call, env=SEEDED) for _ in range(_PROBES)]
+    found = list(_firsts(repeats, plain, seeded)) if different else []
+    return ActionReplay(
+        trial_id=recorded.result.trial_id,
+        image=recorded.image.digest,
+        repeats=tuple(repeats),
+        first=found[0] if found else None,
+        later=tuple(found[1:]),
+        probes=len(plain) + len(seeded) - len(repeats),
+        skipped=tuple(dict.fromkeys(f"call {one.recorded.seq}: {one.note}" for one in repeats[0].observed if one.note)),
+    )
+
+
+def check_replayable(recorded: Recorded, lines: list[ExecLine]) -> None:
+    """Refuse a trial whose actions the host did not see, or did not keep."""
+    if not lines:
+        raise RefusedError(
+            "no action is on record: the agent did nothing in its sandbox that the host saw",
+            field=recorded.result.trial_id,
+            remedy="replay its model's answers: --model-calls",
+        )
+    for line in lines:
+        hidden = [name for name, value in (line.env or {}).items() if value == REDACTED]
+        if hidden:
+            raise RefusedError(
+                f"call {line.seq} was given {', '.join(hidden)}, whose value is a secret that no record keeps",
+                field=recorded.result.trial_id,
+                remedy="replay its model's answers: --model-calls",
+            )
+        if line.kind in ("write", "upload") and line.input is None:
+            raise RefusedError(f"what call {line.seq} wrote is not in the record", field=recorded.result.trial_id,
+                               remedy="records of earlier versions did not keep it")  # fmt: skip
+
+
+async def _repeat(
+    recorded: Recorded,
+    lines: list[ExecLine],
+    edge: Edge,
+    number: int,
+    on_call: Callable[[int, ExecLine], None],
+    env: Mapping[str, str] | None = None,
+) -> Repeat:
+    """One replay in a sandbox of its own."""
+    task = recorded.trial.task
+    limits = effective_limits(task, recorded.plan.limits)
+    spec = room_spec(recorded.plan.run_id, recorded.trial, recorded.image, limits)
+    async with await edge.create(spec) as box:
+        await wait_until_healthy(box, task)
+        player = Player(recorded, box, env)
+        observed = []
+        for line in lines:
+            on_call(number, line)
+            observed.append(await player.play(line))
+        await box.kill_all()
+        disk = await _disk(recorded, box)
+        return Repeat(tuple(observed), tuple(disk or ()), disk is not None)
+
+
+class Player:
+    """Makes recorded calls again in one sandbox."""
+
+    def __init__(self, recorded: Recorded, box: Sandbox, env: Mapping[str, str] | None = None) -> None:
+        self._recorded = recorded
+        self._env = env
+        task = recorded.trial.task
+        workdir = task.environment.workdir or box.spec.workdir or box.image.workdir
+        guard = LimitGuard(AgentLimits(total_s=_DAY_S, tool_call_s=_DAY_S, steps=1 << 30))
+        self._seen: list[RoomEvent] = []
+        self._box = box
+        self._room = BoundedRoom(box, workdir, guard, user=task.agent_user, on_event=self._seen.append)
+
+    async def play(self, line: ExecLine) -> Observed:
+        """Make one call again and compare what is seen."""
+        if line.error is not None and line.error.startswith("cut"):
+            return Observed(line, None, None, note="it was cut by the end of the trial, so it is not compared")
+        self._seen.clear()
+        with suppress(FileError, TimeoutError):  # it is in the event, as it was then
+            await self._call(line)
+        again = exec_line(self._seen[-1], line.seq)
+        level, difference = compare(line, again)
+        return Observed(line, again, level, difference)
+
+    async def _call(self, line: ExecLine) -> None:
+        data = self._recorded.given(line)
+        match line.kind:
+            case "bash" | "run":
+                await self._room.again(
+                    line.kind,
+                    line.argv or ["sh", "-c", line.subject],
+                    line.subject,
+                    line.limit_s or _DAY_S,
+                    env={**(line.env or {}), **(self._env or {})} or None,
+                    stdin=data,
+                )
+            case "read":
+                await self._room.read(line.subject)
+            case "write":
+                await self._room.write(line.subject, data or b"")
+            case "list":
+                await self._room.list(line.subject)
+            case "upload":
+                await self._room.upload_packed(data or b"", line.subject)
+            case "remove":
+                await self._room.remove(line.subject)
+            case _:
+                raise RefusedError(f"call {line.seq} is a {line.kind!r}, which this version cannot make again",
+                                   field=self._recorded.result.trial_id)  # fmt: skip
+
+
+async def _disk(recorded: Recorded, box: Sandbox) -> list[DiskDifference] | None:
+    """The final disk against the recorded one; None when the record has none."""
+    then = recorded.diff
+    if then is None:
+        return None
+    fields = DiffItem.model_fields
+    now = [DiffItem(**{name: getattr(one, name) for name in fields}) for one in await box.diff()]
+    archive = recorded.directory / "diff.tar.zst"
+    with TemporaryDirectory(prefix="proctor-replay-") as folder:
+        mine = Path(folder, "diff.tar.zst")
+        kept = archive.exists()
+        if kept:
+            await box.export_diff(mine)
+        return await anyio.to_thread.run_sync(
+            compare_disks, then.entries, now, archive if kept else None, mine if kept else None
+        )
+
+
+def _firsts(repeats: list[Repeat], plain: list[Repeat], seeded: list[Repeat]) -> list[First]:
+    """Every call that differs in some repeat, in order, each with its likely cause; then the paths."""
+    found: list[First] = []
+    for position, one in enumerate(repeats[0].observed):
+        differing = [r.observed[position] for r in repeats if r.observed[position].level is Level.DIFFERENT]
+        if not differing or differing[0].difference is None:
+            continue
+        again = [line for r in plain if (line := r.observed[position].replayed) is not None]
+        fixed = [line for r in seeded if (line := r.observed[position].replayed) is not None]
+        judgement = judge(one.recorded, again, seeded=fixed, first=not found)
+        found.append(First(f"call {one.recorded.seq}", one.recorded.subject, differing[0].difference, judgement))
+    paths: dict[str, DiskDifference] = {}
+    for repeat in repeats:
+        for change in repeat.disk:
+            if change.level is Level.DIFFERENT:
+                paths.setdefault(change.path, change)
+    found += [
+        First("final disk", change.path, Difference(change.what, "", ""), _judge_path(change, plain, first=not found))
+        for change in paths.values()
+    ]
+    return found
+
+
+def _judge_path(change: DiskDifference, plain: list[Repeat], *, first: bool) -> Judgement:
+    hits = [any(one.path == change.path and one.level is Level.DIFFERENT for one in repeat.disk) for repeat in plain]
+    if not all(hits):
+        return Judgement(Cause.RACE, f"it differs in {sum(hits)} of {len(hits)} replays")
+    if "/.git/objects/" in change.path or "/.git/logs/" in change.path:
+        return Judgement(Cause.TIME, "git names commits by their time")
+    if not first:
+        return Judgement(Cause.UNKNOWN, "it may follow from an earlier difference")
+    return Judgement(Cause.UNKNOWN, f"it differs in all {len(hits)} replays")

@@ -1,0 +1,156 @@
+"""A trial that is to be done again: its record, and everything that it started from, found again by digest.
+
+What is not as it was then is refused by name; nothing is replayed on something that only looks like it.
+"""
+
+from __future__ import annotations
+
+import glob
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from proctor.common import ConfigError, InfraError, RefusedError, digest_bytes
+from proctor.runs.formats import DiffFile, ExecLine, Format, ModelCallLine, RunLock, TrialResult, dump_json, parse
+from proctor.runs.record import read_lines
+from proctor.runs.story import TrialView, find_trial, read_trial
+from proctor.runs.summary import read_run
+from proctor.sandbox.contract import ImageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from proctor.runs.plan import RunPlan, TrialPlan
+    from proctor.sandbox.contract import Image
+    from proctor.sandbox.images import ImageStore
+    from proctor.tasks.model import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One trial of a run, with the plan that it came from made again. `image` is the one it started from."""
+
+    view: TrialView
+    lock: RunLock
+    plan: RunPlan
+    trial: TrialPlan
+    image: Image
+
+    @property
+    def directory(self) -> Path:
+        """The directory of the record."""
+        return self.view.directory
+
+    @property
+    def result(self) -> TrialResult:
+        """What the trial came to."""
+        return self.view.result
+
+    @property
+    def diff(self) -> DiffFile | None:
+        """What the agent changed on disk."""
+        return self.view.diff
+
+    def execs(self) -> Iterator[ExecLine]:
+        """The calls on the agent's sandbox, in order."""
+        return read_execs(self.directory)
+
+    def calls(self) -> Iterator[ModelCallLine]:
+        """The calls of the model, in order."""
+        path = self.directory / "model-calls.jsonl"
+        for number, line in enumerate(read_lines(path), 1):
+            yield parse_line(ModelCallLine, line, f"{path}:{number}")
+
+    def given(self, line: ExecLine) -> bytes | None:
+        """What a call was given beyond its subject. Raises ConfigError when it is not in the record."""
+        return None if line.input is None else read_input(self.directory, line.input)
+
+
+def read_execs(directory: Path) -> Iterator[ExecLine]:
+    """The calls on the agent's sandbox, from `exec.jsonl`."""
+    path = directory / "exec.jsonl"
+    for number, line in enumerate(read_lines(path), 1):
+        yield parse_line(ExecLine, line, f"{path}:{number}")
+
+
+def parse_line(kind: type[Format], line: object, name: str) -> Format:
+    """One line of a log of the record, checked."""
+    return parse(kind, dump_json(line), name=name)
+
+
+def read_input(directory: Path, digest: str) -> bytes:
+    """The bytes of an input by its digest."""
+    path = directory / "inputs" / digest.removeprefix("sha256:")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"an input of the trial is missing: {error.strerror}", field=str(path)) from error
+    if digest_bytes(data) != digest:
+        raise ConfigError("an input of the trial is not what its digest says", field=str(path))
+    return data
+
+
+async def find_recorded(
+    run: Path, trial: str, *, tasks: Path | None = None, store: ImageStore | None = None
+) -> Recorded:
+    """The trial whose id is, or contains, `trial`. `tasks` says where the tasks are now, if they have moved.
+
+    Raises ConfigError for what is not there, RefusedError for what is not as it was: the record, the task or the image.
+    """
+    view = read_run(run)
+    if view.lock.mode != "agents":
+        raise RefusedError(f"a run of {view.lock.mode} has no agent that could do anything again", field=str(run))
+    found = read_trial(view, find_trial(view, trial))
+    if found.intact is False:
+        raise RefusedError("the record was changed since it was committed", field=str(found.directory),
+                           remedy="restore it; its digest is in the ledger")  # fmt: skip
+    plan, planned = _plan_of(view.lock, found.result, tasks)
+    return Recorded(found, view.lock, plan, planned, await _image_of(view.lock, planned.task, store))
+
+
+def _plan_of(lock: RunLock, result: TrialResult, tasks: Path | None) -> tuple[RunPlan, TrialPlan]:
+    from proctor.runs.request import plan_again
+
+    options = {**lock.options, "select": [glob.escape(result.task)]}
+    options.pop("stop_when", None)
+    sources = [str(tasks)] if tasks is not None else lock.sources
+    agents = [agent for agent in lock.agents if agent.label == result.agent]
+    try:
+        plan = plan_again(lock.model_copy(update={"options": options, "sources": sources, "agents": agents}))
+    except ConfigError as error:
+        remedy = "say where its tasks are now with --tasks"
+        raise RefusedError(f"task {result.task} cannot be loaded: {error.line()}", field=result.trial_id,
+                           remedy=remedy) from error  # fmt: skip
+    planned = next(
+        (one for one in plan.trials() if (one.task.name, one.attempt) == (result.task, result.attempt)), None
+    )
+    if planned is None:
+        raise RefusedError(f"task {result.task} is not there any more", field=result.trial_id,
+                           remedy="say where its tasks are now with --tasks")  # fmt: skip
+    if planned.task.digest != result.task_digest:
+        raise RefusedError(
+            f"task {result.task} has changed: {result.task_digest} then, {planned.task.digest} now",
+            field=str(planned.task.path),
+            remedy="check out the version that the run was made with",
+        )
+    # Ids are made from all tasks and agents of a run, and this plan has one of each.
+    return plan, replace(planned, id=result.trial_id, seed=result.seed)
+
+
+async def _image_of(lock: RunLock, task: Task, store: ImageStore | None) -> Image:
+    from proctor.sandbox import ImageStore
+    from proctor.tasks.environment import prepare
+
+    locked = next(one for one in lock.tasks if one.name == task.name)
+    if locked.image_digest is None:
+        raise RefusedError(f"the run had no image for task {task.name}", field="run.json")
+    name = f"image {locked.image_ref} ({locked.image_digest}) of task {task.name}"
+    try:
+        image = await prepare(task, store=store or ImageStore())
+    except (ImageError, InfraError, TimeoutError) as error:
+        raise RefusedError(f"{name} cannot be had: {error}", field="image",
+                           remedy="import it, or build it as it was") from error  # fmt: skip
+    if image.digest != locked.image_digest:
+        raise RefusedError(f"{name} is not here; what is made now is {image.digest}", field="image",
+                           remedy="import the image that the run was made with")  # fmt: skip
+    return image

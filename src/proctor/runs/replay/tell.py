@@ -1,0 +1,112 @@
+"""What came of a replay, for people and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from proctor.runs.replay.compare import Level
+from proctor.runs.text import safe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from proctor.runs.replay.actions import ActionReplay, First, Repeat
+    from proctor.runs.replay.compare import Difference
+
+_SHOWN = 10
+_EXCERPT = 3
+_WIDTH = 160
+
+
+def actions_text(done: ActionReplay, *, strict: bool) -> Iterator[tuple[str, str]]:
+    """The replay of a trial's actions as (style, line) pairs."""
+    calls = sum(one.level is not None for one in done.repeats[0].observed)
+    for number, repeat in enumerate(done.repeats, 1):
+        yield "", f"replay {number}: {_line_of(repeat, calls)}"
+    for note in done.skipped:
+        yield "dim", f"  {safe(note)}"
+    if done.first is not None:
+        yield from _first(done.first, "first difference")
+        for one in done.later[: _SHOWN - 1]:
+            yield (
+                "",
+                f"  then {safe(one.where)} ({_subject(one.subject)}): {one.difference.part}, {one.judgement.cause}",
+            )
+        if len(done.later) >= _SHOWN:
+            yield "", f"  … and {len(done.later) - _SHOWN + 1} more (--json has all)"
+    whole = sum(not repeat.differences for repeat in done.repeats)
+    yield (
+        "",
+        f"determinism: {done.score:.3f} over {len(done.repeats)} repeat{'s' * (len(done.repeats) != 1)}, {whole} of "
+        f"them without a difference" + (f"; {done.probes} probes more to tell the cause" if done.probes else ""),
+    )
+    bad = done.differences + (done.clock if strict else 0)
+    clock = f", {done.clock} that the clock explains" if done.clock else ""
+    yield "bold green" if not bad else "bold red", f"{done.differences} differences{clock}"
+
+
+def _line_of(repeat: Repeat, calls: int) -> str:
+    levels = [one.level for one in repeat.observed]
+    disk = "final disk not compared: the record has none"
+    if repeat.disk_compared:
+        changed = [one for one in repeat.disk if one.level is Level.DIFFERENT]
+        timed = [one for one in repeat.disk if one.level is Level.CLOCK]
+        disk = "final disk equal" if not changed else f"final disk differs in {len(changed)} paths"
+        disk += f" ({len(timed)} but for times)" if timed else ""
+    parts = [f"{levels.count(Level.SAME)} of {calls} observations equal"]
+    if clock := levels.count(Level.CLOCK):
+        parts.append(f"{clock} equal but for times")
+    if different := levels.count(Level.DIFFERENT):
+        parts.append(f"{different} different")
+    return ", ".join([*parts, disk])
+
+
+def _first(first: First, title: str) -> Iterator[tuple[str, str]]:
+    yield "bold", f"{title}: {safe(first.where)}: {_subject(first.subject)}"
+    yield from difference_text(first.difference)
+    yield "yellow", f"  likely cause: {first.judgement.cause}: {safe(first.judgement.evidence)}"
+
+
+def difference_text(difference: Difference) -> Iterator[tuple[str, str]]:
+    """Where two texts part, each side by a few lines from there."""
+    yield "", f"  in {safe(difference.part)}"
+    then, now = difference.recorded.split("\n"), difference.replayed.split("\n")
+    if (then, now) == ([""], [""]):
+        return
+    at = next((i for i, (a, b) in enumerate(zip(then, now, strict=False)) if a != b), min(len(then), len(now)))
+    for mark, style, lines in (("-", "red", then), ("+", "green", now)):
+        shown = lines[at : at + _EXCERPT] or ["(nothing more)"]
+        yield from ((style, f"  {mark} {safe(line)[:_WIDTH]}") for line in shown)
+
+
+def _short(one: First) -> str:
+    return f"{safe(one.difference.part)}, {one.judgement.cause}"
+
+
+def _subject(subject: str) -> str:
+    line, *more = subject.split("\n")
+    return safe(line)[:_WIDTH] + (" …" if more else "")
+
+
+def actions_json(done: ActionReplay) -> dict[str, Any]:
+    """The replay of a trial's actions as JSON."""
+    return {
+        "trial": done.trial_id,
+        "image": done.image,
+        "differences": done.differences,
+        "clock": done.clock,
+        "determinism": done.score,
+        "probes": done.probes,
+        "skipped": list(done.skipped),
+        "repeats": [
+            {
+                "differences": repeat.differences,
+                "clock": repeat.clock,
+                "levels": [str(one.level) if one.level else None for one in repeat.observed],
+                "disk": [asdict(one) for one in repeat.disk] if repeat.disk_compared else None,
+            }
+            for repeat in done.repeats
+        ],
+        "found": [asdict(one) for one in ([done.first] if done.first else []) + list(done.later)],
+    }
