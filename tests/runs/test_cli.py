@@ -11,6 +11,7 @@ from tests.runs.toys import make_toy
 
 from proctor.cli.main import main
 from proctor.cli.run import SECTIONS, run
+from proctor.runs.conditions import Condition
 from proctor.runs.formats import RunLock, load
 from proctor.runs.lock import differences, make_lock, write_lock
 
@@ -106,7 +107,7 @@ def test_a_lock_says_what_has_changed() -> None:
         "task task-3: new": {"tasks": 4},
         "task task-2: gone": {"tasks": 2},
         "limits": {"limits": {"steps": 3}},
-        "condition: plain then, noisy now": {"condition": "noisy"},
+        "condition: plain then, noisy now": {"conditions": (Condition("noisy"),)},
         "predictions_digest": {"predictions_digest": "sha256:0"},
     }
     for words, arguments in changes.items():

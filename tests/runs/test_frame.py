@@ -18,6 +18,7 @@ from proctor.analysis.aggregate import aggregate, as_json
 from proctor.analysis.frame import OUTCOMES, TRIALS, schema
 from proctor.analysis.provenance import FORMULAS
 from proctor.common import ConfigError, InfraError, digest_file
+from proctor.runs.conditions import Condition
 from proctor.runs.engine import execute
 from proctor.runs.formats import TrialResult, UsageTotals, load
 from proctor.runs.frame import load_trials, save_trials, score
@@ -35,7 +36,9 @@ pytestmark = pytest.mark.anyio
 
 def detailed_plan() -> RunPlan:
     """Four tasks that say what they are, two attempts."""
-    plan = make_plan(4, attempts=2, unrunnable=(Unrunnable("gpu-task", "needs a GPU"),), condition="noisy")
+    plan = make_plan(
+        4, attempts=2, unrunnable=(Unrunnable("gpu-task", "needs a GPU"),), conditions=(Condition("noisy"),)
+    )
     entries = [
         DatasetEntry(
             replace(entry.task, difficulty="hard", domain="files", cluster="shared", capabilities=("shell",)),

@@ -10,17 +10,19 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import anyio
 
+from proctor.agents.faults import HANG_S, cut, not_made, refused
 from proctor.common import ConfigError, InfraError, canonical_json
 from proctor.sandbox.contract import EndReason, ExecResult, FileError, FileStat, Output, SandboxLost
 
 if TYPE_CHECKING:
+    from proctor.agents.faults import Fault, ToolFaults
     from proctor.agents.limits import LimitGuard
     from proctor.sandbox.contract import Sandbox
 
@@ -72,6 +74,8 @@ class RoomEvent:
     digest: str | None = None
     error: str | None = None
     given: Given = Given()
+    injected: str | None = None
+    """How this call was made to go wrong on purpose (`proctor.agents.faults`); None: it was not."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for `exec.jsonl`: sizes and digests of the output, not the output itself."""
@@ -88,6 +92,8 @@ class RoomEvent:
             line["digest"] = self.digest
         if self.error is not None:
             line["error"] = self.error
+        if self.injected is not None:
+            line["injected"] = self.injected
         if (result := self.result) is not None:
             line |= {
                 "argv": list(result.argv),
@@ -132,6 +138,8 @@ class BoundedRoom:
         *,
         user: str | None = None,
         on_event: OnRoomEvent | None = None,
+        faults: ToolFaults | None = None,
+        seed: int = 0,
     ) -> None:
         self.sandbox = sandbox
         self.workdir = workdir
@@ -143,6 +151,9 @@ class BoundedRoom:
         self._on_event = on_event
         self._shell: str | None = None
         self._closed = False
+        self._faults = faults
+        self._seed = seed
+        self._calls = 0
 
     def close(self) -> None:
         """Refuse every later call."""
@@ -155,12 +166,17 @@ class BoundedRoom:
     async def bash(self, command: str, *, timeout_s: float | None = None) -> ExecResult:
         """Run one shell command as a tool call. See `Room.bash`."""
         limit_s = self._limit(timeout_s)
+        fault = self._draw()
+        if fault == "fail" or fault == "timeout":
+            return await self._not_made(fault, command, limit_s)
         if self._shell is None:
             self._shell = await self._find_shell()
         script = command.encode()
         if len(script) <= _MAX_ARGUMENT_BYTES:
-            return await self._exec("bash", [self._shell, "-c", command], command, limit_s)
-        return await self._exec("bash", [self._shell, "-c", _FROM_STDIN], command, limit_s, stdin=script)
+            return await self._exec("bash", [self._shell, "-c", command], command, limit_s, injected=fault)
+        return await self._exec(
+            "bash", [self._shell, "-c", _FROM_STDIN], command, limit_s, stdin=script, injected=fault
+        )
 
     async def run(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes | None = None
@@ -230,6 +246,23 @@ class BoundedRoom:
 
         await self._file_call("remove", target, call, lambda _: None, limit_s=_CLEAN_UP_S)
 
+    def _draw(self) -> Fault | None:
+        """What is to happen to the next tool call; commands of the harness itself are no tool calls."""
+        if self._faults is None:
+            return None
+        self._calls += 1
+        return self._faults.draw(self._seed, self._calls)
+
+    async def _not_made(self, fault: Fault, command: str, limit_s: float) -> ExecResult:
+        started_at, start = _now(), time.monotonic()
+        if fault == "timeout":
+            await anyio.sleep(min(HANG_S, limit_s))
+        result = not_made(fault, ["bash", "-c", command], time.monotonic() - start)
+        took = time.monotonic() - start
+        given = Given(result.argv, self.workdir, self._user)
+        self._report(RoomEvent("bash", command, started_at, took, limit_s, result, given=given, injected=fault))
+        return result
+
     def _allow(self) -> None:
         if self._closed:
             raise InfraError("the harness has ended, so its room takes no more calls")
@@ -255,6 +288,7 @@ class BoundedRoom:
         *,
         env: Mapping[str, str] | None = None,
         stdin: bytes | None = None,
+        injected: Fault | None = None,
     ) -> ExecResult:
         started_at, start = _now(), time.monotonic()
         given = Given(tuple(argv), self.workdir, self._user, env, stdin)
@@ -269,6 +303,8 @@ class BoundedRoom:
             if result is None or result.reason is EndReason.GUEST_LOST:
                 reason = "did not answer after a time-out" if result is None else "ended during a command"
                 raise SandboxLost(f"sandbox {self.sandbox.id} {reason}", reason=EndReason.GUEST_LOST)
+            if injected == "truncate":
+                result = replace(result, stdout=cut(result.stdout), stderr=cut(result.stderr))
             error = None
             return result
         except Exception as failure:
@@ -276,7 +312,9 @@ class BoundedRoom:
             raise
         finally:
             took = time.monotonic() - start
-            self._report(RoomEvent(kind, subject, started_at, took, limit_s, result, error=error, given=given))
+            self._report(
+                RoomEvent(kind, subject, started_at, took, limit_s, result, error=error, given=given, injected=injected)
+            )
 
     async def _file_call(
         self,
@@ -292,7 +330,13 @@ class BoundedRoom:
         size: int | None = None
         digest: str | None = None
         error: str | None = "cut before it ended"
+        fault = self._draw()
         try:
+            if fault == "timeout":
+                await anyio.sleep(min(HANG_S, limit_s))
+                raise TimeoutError
+            if fault is not None:
+                raise refused(target)
             with anyio.fail_after(limit_s):
                 value = await call()
             seen = content(value)
@@ -306,7 +350,7 @@ class BoundedRoom:
         finally:
             took = time.monotonic() - start
             given = Given(user=self._file_user, data=data)
-            self._report(RoomEvent(kind, target, started_at, took, limit_s, None, size, digest, error, given))
+            self._report(RoomEvent(kind, target, started_at, took, limit_s, None, size, digest, error, given, fault))
 
     def _report(self, event: RoomEvent) -> None:
         if self._on_event is not None:

@@ -17,6 +17,7 @@ from proctor.models.contract import ModelClient, ModelError, ModelFault
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from proctor.agents.faults import ToolFaults
     from proctor.sandbox.contract import Sandbox
     from proctor.tasks.model import AgentLimits, Task
 
@@ -34,11 +35,13 @@ async def run_harness(
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
     on_event: OnRoomEvent | None = None,
+    faults: ToolFaults | None = None,
 ) -> AgentResult:
     """Let `harness` work on `task` in `sandbox` until it ends or a limit fires.
 
     The steps go to `recorder` as they happen, each call on the sandbox to `on_event`. `workdir` defaults to the
-    task's, then the image's. Whatever the harness says, a limit that was passed is the result.
+    task's, then the image's. `faults` makes a share of its tool calls go wrong on purpose. Whatever the harness
+    says, a limit that was passed is the result.
 
     Raises InfraError (SandboxLost among them) when the machinery failed, RefusedError when a limit cannot be
     enforced, ConfigError for options or a model that do not fit. Anything else a harness raises is its own
@@ -47,7 +50,7 @@ async def run_harness(
     _check_fit(harness, model, limits)
     guard = LimitGuard(limits)
     place = workdir or task.environment.workdir or sandbox.spec.workdir or sandbox.image.workdir
-    room = BoundedRoom(sandbox, place, guard, user=task.agent_user, on_event=on_event)
+    room = BoundedRoom(sandbox, place, guard, user=task.agent_user, on_event=on_event, faults=faults, seed=seed)
     context = HarnessContext(
         instruction=task.instruction if instruction is None else instruction,
         room=room,

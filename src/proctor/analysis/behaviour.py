@@ -58,6 +58,8 @@ class Action:
     writes: tuple[str, ...] = ()
     checked: bool = False
     """It ran or checked something, after anything that it wrote itself."""
+    injected: bool = False
+    """It was made to go wrong on purpose; nobody's failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,14 @@ def tool_action(tool: str, arguments: Mapping[str, Any], *, result: str | None, 
 
 
 def exec_action(
-    kind: str, subject: str, *, result: str | None, failed: bool, evidence: str, content: str | None = None
+    kind: str,
+    subject: str,
+    *,
+    result: str | None,
+    failed: bool,
+    evidence: str,
+    content: str | None = None,
+    injected: bool = False,
 ) -> Action:
     """The action of a call on the sandbox as the host saw it (`exec.jsonl`). `content` is a digest of what a file
     operation read or wrote."""
@@ -168,10 +177,11 @@ def exec_action(
         shell = read_shell(subject)
         shape = f"{kind} {'; '.join(shell.programs)}"
         return Action(kind, shape, shell.kind, call, result, failed, evidence, shown, shell.programs, shell.hosts,
-                      shell.writes, shell.checked)  # fmt: skip
+                      shell.writes, shell.checked, injected)  # fmt: skip
     purpose: Kind = "write" if kind == "write" else "read"
     writes = (subject,) if kind == "write" else ()
-    return Action(kind, kind, purpose, call, result or content, failed, evidence, shown, writes=writes)
+    return Action(kind, kind, purpose, call, result or content, failed, evidence, shown, writes=writes,
+                  injected=injected)  # fmt: skip
 
 
 def _command(arguments: Mapping[str, Any]) -> str | None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from proctor.analysis.observed import Certainty, Observed
     from proctor.analysis.signals import Signal
 
+PLAIN = "plain"
 UNCLASSIFIED = "unclassified"
 RESOLVED = "resolved"
 NOT_RUN = "not run"
@@ -134,7 +135,8 @@ def account(judged: Iterable[Judged], not_run: Iterable[tuple[str, str]]) -> Acc
     certainties: dict[str, Certainty] = {}
     entries = [(agent, outcome, NOT_RUN) for agent, outcome in not_run]
     for one in judged:
-        agent = one.seen.behaviour.agent
+        agent, condition = one.seen.behaviour.agent, one.seen.behaviour.condition
+        agent = agent if condition == PLAIN else f"{agent}, {condition}"
         entries.append((agent, one.seen.outcome, one.cause.name if one.cause else RESOLVED))
         for name, certainty in {signal.name: signal.certainty for signal in one.signals}.items():
             seen_in.setdefault(name, Counter())[agent] += 1

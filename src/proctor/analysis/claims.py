@@ -82,11 +82,13 @@ def compare(
     *,
     gate: gates.GateRule | None = None,
     inputs: Mapping[str, str] | None = None,
+    pairs: Sequence[tuple[str, str]] | None = None,
 ) -> Comparison:
     """Compare agents by their trials (frames with the columns of `TRIALS`), by label; the first is the baseline.
 
-    Every other side is compared with it, or with `terms.all_pairs` every side with every one before it. p-values are
-    adjusted by Holm over all claims. Raises RefusedError for what is not comparable, ConfigError for too few sides.
+    Every other side is compared with it, or with `terms.all_pairs` every side with every one before it, or as `pairs`
+    of (baseline, contender) says. p-values are adjusted by Holm over all claims. Raises RefusedError for what is not
+    comparable, ConfigError for too few sides.
     """
     from proctor import __version__
 
@@ -96,7 +98,7 @@ def compare(
     if gate is not None and len(sides) != 2:
         raise ConfigError("a gate is between two", field="--gate", remedy="name the baseline and the new one")
     contenders = tuple(contender(label, trials) for label, trials in sides.items())
-    to_compare = couples(list(sides), terms)
+    to_compare = couples(list(sides), terms) if pairs is None else list(pairs)
     analyses = [Analysis.of(one, other, sides, terms, len(to_compare)) for one, other in to_compare]
     adjusted = holm([analysis.primary.p for analysis in analyses])
     claims = tuple(analysis.claim(p) for analysis, p in zip(analyses, adjusted, strict=True))

@@ -84,6 +84,8 @@ class Observed:
     model_errors: int = 0
     steps: int = 0
     limits: Mapping[str, float | None] = field(default_factory=dict)
+    injected: Mapping[str, str] = field(default_factory=dict)
+    """Calls on the sandbox that were made to go wrong on purpose: how, by their evidence."""
 
     def group(self, name: str) -> tuple[TestSeen, ...]:
         """The tests of one group, `fail_to_pass` (target) or `pass_to_pass` (regression)."""

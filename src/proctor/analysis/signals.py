@@ -94,6 +94,19 @@ def tool_fault(seen: Observed) -> Iterator[Signal]:
         )
 
 
+def injected_fault(seen: Observed) -> Iterator[Signal]:
+    """Calls were made to go wrong on purpose: neither the agent's mistake nor the machinery's."""
+    if seen.injected:
+        kinds = ", ".join(sorted(set(seen.injected.values())))
+        yield Signal(
+            "injected fault",
+            "fact",
+            len(seen.injected),
+            f"{len(seen.injected)} calls were made to go wrong on purpose ({kinds})",
+            _places(list(seen.injected)),
+        )
+
+
 def budget_end(seen: Observed) -> Iterator[Signal]:
     """A limit of the trial ended it."""
     if seen.stop.startswith("limit:"):
@@ -223,7 +236,9 @@ def unhandled_error(seen: Observed) -> Iterator[Signal]:
     """A call that failed is made again unchanged, at once."""
     actions = seen.behaviour.actions
     found = [
-        later for former, later in pairwise(actions) if former.failed and later.failed and former.call == later.call
+        later
+        for former, later in pairwise(actions)
+        if former.failed and later.failed and former.call == later.call and not (former.injected or later.injected)
     ]
     if found:
         yield Signal(
@@ -255,7 +270,7 @@ def edit_test_loop(seen: Observed) -> Iterator[Signal]:
     longest: list[Action] = []
     edited = False
     for action in seen.behaviour.actions:
-        if action.kind == "verify":
+        if action.kind == "verify" and not action.injected:
             if action.failed and edited and (not rounds or rounds[-1].result == action.result):
                 rounds.append(action)
             else:
@@ -290,7 +305,7 @@ def no_verification(seen: Observed) -> Iterator[Signal]:
 
 def early_stop(seen: Observed) -> Iterator[Signal]:
     """It finished of its own accord while its last check failed."""
-    checks = [action for action in seen.behaviour.actions if action.kind == "verify"]
+    checks = [action for action in seen.behaviour.actions if action.kind == "verify" and not action.injected]
     if seen.stop in ("finished", "gave_up") and checks and checks[-1].failed:
         yield Signal(
             "early stop",
@@ -317,6 +332,7 @@ def refusal(seen: Observed) -> Iterator[Signal]:
 RULES: Sequence[Callable[[Observed], Iterator[Signal]]] = (
     host_fault,
     tool_fault,
+    injected_fault,
     budget_end,
     gave_up,
     missing_deliverable,

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
               "Exit 0, 1 or 3: no drift beyond tolerance, drift, or not to be told.")  # fmt: skip
 @click.option("--crossed", "view", flag_value="crossed", help="Take all agents as one exam of models x harnesses x "
               "tasks: where the variance comes from, how firm the ranks are.")  # fmt: skip
+@click.option("--conditions", "view", flag_value="conditions", help="Each agent against itself: what an ablation, a "
+              "perturbation or a fault changes, paired by task.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 @click.pass_context
 def compare(
@@ -58,6 +60,7 @@ def compare(
     proctor compare runs/one
     proctor compare runs/old::tool-loop runs/new::tool-loop --gate margin=0.02
     proctor compare runs/old::tool-loop runs/new::tool-loop --drift
+    proctor compare runs/ablated --conditions
 
     Exit codes: 0 done, or the gate passes; 1 the gate fails; 3 the gate is inconclusive; 4 bad input; 5 refused, since
     not comparable. With --drift its verdict takes the gate's place.
@@ -70,11 +73,16 @@ def compare(
     if view is not None:
         _check_alone(context, view)
     asked, rule = Terms(**terms), parse_gate(gate) if gate is not None else None  # type: ignore[arg-type]
-    selection = select(sides)
-    if view is not None:
+    selection = select(sides, conditions=view == "conditions")
+    if view in ("drift", "crossed"):
         context.exit(_show(view, selection, asked, as_json=as_json))
     asked = replace(asked, anytime=selection.watched)
-    comparison = compare_sides(selection.sides, asked, gate=rule, inputs=selection.inputs)
+    if view == "conditions":
+        from proctor.analysis.changes import changes
+
+        comparison = changes(selection.sides, asked, inputs=selection.inputs)
+    else:
+        comparison = compare_sides(selection.sides, asked, gate=rule, inputs=selection.inputs)
     comparison = replace(comparison, notes=(*selection.notes, *comparison.notes))
     if dimension is not None:
         from proctor.analysis.exploration import explore
@@ -93,9 +101,10 @@ def compare(
         context.exit(codes[comparison.gate.verdict])
 
 
-_ALONE = {"drift": ("gate", "score", "all_pairs", "dimension", "effect"),
+_ALONE = {"conditions": ("gate", "all_pairs", "dimension"),
+          "drift": ("gate", "score", "all_pairs", "dimension", "effect"),
           "crossed": ("gate", "all_pairs", "dimension", "effect", "power")}  # fmt: skip
-"""Options that have no meaning with --drift and --crossed."""
+"""Options that have no meaning with each view."""
 
 
 def _check_alone(context: click.Context, view: str) -> None:

@@ -9,7 +9,8 @@ from click.core import ParameterSource
 
 SECTIONS = {
     "Who sits the exam": ("agents", "models", "options", "predictions", "declaration"),
-    "What is asked": ("select", "split", "attempts", "seed", "limits", "condition", "stop_when"),
+    "What is asked": ("select", "split", "attempts", "seed", "limits", "stop_when"),
+    "What is changed": ("ablate", "perturb", "tool_faults", "condition"),
     "How it is run": ("concurrency", "output", "resume", "as_json"),
 }
 
@@ -69,10 +70,26 @@ class SectionedCommand(click.Command):
 @click.option("--attempts", type=click.IntRange(1), default=1, show_default=True, help="Trials of an agent at a task.")
 @click.option(
     "--condition",
-    default="plain",
-    show_default=True,
     metavar="NAME",
-    help="The perturbation, fault profile or ablation that everything runs under. Reports pair it with plain.",
+    help="Run everything under this one name instead, all changes at once and without plain trials. Default: plain.",
+)
+@click.option(
+    "--ablate",
+    multiple=True,
+    metavar="NAME",
+    help="Also run with one thing given or taken away: an ablation that the tasks declare, a TOML file, or budget=2.",
+)
+@click.option(
+    "--perturb",
+    multiple=True,
+    metavar="KIND[,KIND]",
+    help="Also run with the instruction changed in form, not in meaning: whitespace, case, paraphrase, noise, order.",
+)
+@click.option(
+    "--tool-faults",
+    multiple=True,
+    metavar="RATE[:KIND,…]",
+    help="Also run with this share of tool calls made to fail, timeout or truncate, by the trial's seed.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="The trials' seeds are derived from it.")
 @click.option(

@@ -47,7 +47,7 @@ def start_data(run_id: str, trial: TrialPlan, tries: int, started_at: str) -> di
         "seed": trial.seed,
         "try": tries,
         "agent": atif_agent(trial.agent).model_dump(exclude_none=True),
-        "instruction": clean_text(trial.task.instruction),
+        "instruction": clean_text(trial.condition.instruction(trial.task, trial.seed)),
         "started_at": started_at,
     }
 
@@ -85,6 +85,7 @@ def trial_result(run_id: str, attempt: Attempt, record: TrialRecord, verdict: Ve
         agent=trial.agent.label,
         attempt=trial.attempt,
         seed=trial.seed,
+        condition=trial.condition.name,
         tries=attempt.tries,
         outcome=verdict.outcome,
         stop=verdict.stop,
@@ -96,6 +97,7 @@ def trial_result(run_id: str, attempt: Attempt, record: TrialRecord, verdict: Ve
         execs=record.execs,
         tool_calls=sum(len(step.tool_calls) for step in record.steps),
         model_errors=record.model_errors,
+        injected=record.injected,
         usage=total_usage(record.steps),
         returned_models=record.returned_models,
         stages=record.stages.times,

@@ -8,6 +8,7 @@ same.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,15 +73,36 @@ def behaviour_of(row: Mapping[str, Any], reported: list[Action], logged: list[Ac
     )
 
 
-def trajectory_actions(trajectory: Trajectory) -> Iterator[Action]:
-    """The tool calls of an ATIF document of any version, in order; copied context is not done again."""
+def trajectory_actions(trajectory: Trajectory, injected: frozenset[str] = frozenset()) -> Iterator[Action]:
+    """The tool calls of an ATIF document of any version, in order; copied context is not done again. `injected` are the
+    commands and paths of calls that were made to go wrong on purpose."""
     for index, step in enumerate(trajectory.steps):
         if step.is_copied_context:
             continue
         results = step.observation.results if step.observation else []
         for number, call in enumerate(step.tool_calls or ()):
-            yield _action(call, _result(call, results, alone=len(step.tool_calls or ()) == 1),
-                          f"trajectory.json#/steps/{index}/tool_calls/{number}")  # fmt: skip
+            action = _action(call, _result(call, results, alone=len(step.tool_calls or ()) == 1),
+                             f"trajectory.json#/steps/{index}/tool_calls/{number}")  # fmt: skip
+            yield replace(action, injected=True) if action.failed and _is_of(call, injected) else action
+
+
+def _is_of(call: ToolCall, injected: frozenset[str]) -> bool:
+    """Whether the call is one of those; the log has absolute paths where a call may have relative ones."""
+    for key in ("command", "path"):
+        said = call.arguments.get(key)
+        if isinstance(said, str) and (
+            said in injected or any(one.endswith(f"/{said.removeprefix('./')}") for one in injected)
+        ):
+            return True
+    return False
+
+
+def injected_calls(path: Path) -> dict[str, tuple[str, str]]:
+    """Calls on the sandbox that were made to go wrong on purpose: subject and how, by their evidence."""
+    if not path.exists() or b'"injected"' not in (content := path.read_bytes()):
+        return {}
+    lines = (parse(ExecLine, raw, name=f"{path}:{number}") for number, raw in enumerate(content.splitlines(), 1))
+    return {f"exec.jsonl#{line.seq}": (line.subject, line.injected) for line in lines if line.injected is not None}
 
 
 def _action(call: ToolCall, result: ObservationResult | None, evidence: str) -> Action:
@@ -122,6 +144,7 @@ def exec_actions(path: Path) -> Iterator[Action]:
             or line.signal is not None,
             evidence=f"exec.jsonl#{line.seq}",
             content=line.digest,
+            injected=line.injected is not None,
         )
 
 

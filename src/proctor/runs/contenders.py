@@ -33,17 +33,19 @@ class Selection:
     notes: tuple[str, ...] = ()
 
 
-def select(references: Sequence[str]) -> Selection:
-    """Read the sides. A run without `::AGENT` stands for all of its agents, in the order of its plan.
+def select(references: Sequence[str], *, conditions: bool = False) -> Selection:
+    """Read the sides. Of a run with several conditions only the first is taken, unless `conditions` asks for all of
+    them, of all runs together, by agent.
 
-    A side is labelled by its agent, with the run's name before it where two runs have an agent of that label. Raises
-    RefusedError for a run whose ledger is damaged: nothing is claimed from a record that may have been changed.
+    A run without `::AGENT` stands for all of its agents, in the order of its plan. A side is labelled by its agent,
+    with the run's name before it where two runs have an agent of that label. Raises RefusedError for a run whose ledger
+    is damaged: nothing is claimed from a record that may have been changed.
     """
     import polars as pl
 
     found: list[tuple[str, str, pl.DataFrame]] = []
     inputs: dict[str, str] = {}
-    watched, versions = False, dict[str, str]()
+    watched, versions, notes = False, dict[str, str](), list[str]()
     for reference in references:
         place, _, wanted = reference.partition(SEPARATOR)
         path = Path(place)
@@ -58,6 +60,9 @@ def select(references: Sequence[str]) -> Selection:
                 lock = load(RunLock, path / "run.json")
                 watched |= lock.options.get("stop_when") is not None
                 versions.setdefault(lock.proctor_version, place)
+        if not conditions:
+            trials, left_out = _first_condition(trials)
+            notes += [f"{place}: {left_out}"] if left_out else []
         agents = trials["agent"].unique(maintain_order=True).to_list()
         if wanted and wanted not in agents:
             raise ConfigError(f"there is no agent {wanted!r} in it", field=reference,
@@ -65,11 +70,36 @@ def select(references: Sequence[str]) -> Selection:
         found += [
             (place, agent, trials.filter(pl.col("agent") == agent)) for agent in agents if agent == wanted or not wanted
         ]
-    notes = []
     if len(versions) > 1:
         made = ", ".join(f"{version} ({place})" for version, place in versions.items())
         notes.append(f"the runs were made by different versions of Proctor: {made}")
-    return Selection(_labelled(found), inputs, watched, tuple(notes))
+    sides = _by_agent(found) if conditions else _labelled(found)
+    if len(sides) == 1 and notes and not conditions:
+        raise ConfigError(f"there is one agent; {notes[0]}", field="A B", remedy="add --conditions, or another agent")
+    return Selection(sides, inputs, watched, tuple(dict.fromkeys(notes)))
+
+
+def _first_condition(trials: pl.DataFrame) -> tuple[pl.DataFrame, str | None]:
+    """The plain trials (or those of the first condition, if none are), and what was left out for it."""
+    import polars as pl
+
+    names = trials["condition"].unique(maintain_order=True).drop_nulls().to_list()
+    if len(names) < 2:
+        return trials, None
+    kept = "plain" if "plain" in names else names[0]
+    others = ", ".join(name for name in names if name != kept)
+    note = f"only trials under {kept} count here; --conditions compares {others}"
+    return trials.filter(pl.col("condition") == kept), note
+
+
+def _by_agent(found: Sequence[tuple[str, str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
+    """All trials of each agent, whatever the run and the condition."""
+    import polars as pl
+
+    together: dict[str, list[pl.DataFrame]] = {}
+    for _, agent, trials in found:
+        together.setdefault(agent, []).append(trials)
+    return {agent: pl.concat(frames) for agent, frames in together.items()}
 
 
 def _labelled(found: Sequence[tuple[str, str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:

@@ -42,7 +42,10 @@ class Declaration(_Table):
     models: list[str] = []
     attempts: Annotated[int, Field(ge=1)] = 1
     seed: int = 0
-    condition: str = "plain"
+    condition: str | None = None
+    ablate: list[str] = []
+    perturb: list[str] = []
+    tool_faults: list[str] = []
     select: list[str] = []
     split: Literal["public", "held_out", "private"] | None = None
     stop_when: str | None = None
@@ -81,6 +84,9 @@ def read_declaration(path: Path) -> Request:
         split=declared.split,
         seed=declared.seed,
         condition=declared.condition,
+        ablate=tuple(_path(one, folder) for one in declared.ablate),
+        perturb=tuple(declared.perturb),
+        tool_faults=tuple(declared.tool_faults),
         stop_when=declared.stop_when,
     )
 

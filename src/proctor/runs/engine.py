@@ -370,7 +370,8 @@ def planned_rows(plan: RunPlan, trials: list[TrialPlan]) -> list[tuple[RowKind, 
                 "agent": trial.agent.label,
                 "attempt": trial.attempt,
                 "seed": trial.seed,
-            },
+            }
+            | ({"condition": trial.condition.name} if trial.condition.name != plan.condition else {}),
         )
         for trial in trials
     ]

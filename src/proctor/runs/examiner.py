@@ -21,9 +21,10 @@ from proctor.grading import GradeOptions, collect, grade
 from proctor.grading.contract import Grade, GradeFinding
 from proctor.grading.deliverable import Collected
 from proctor.models.contract import ModelClient, ModelError, ModelFault
+from proctor.runs.equipment import Equipment
 from proctor.runs.formats import Stage
 from proctor.runs.outcome import Outcome, Verdict, backoff_s, describe, from_grade, from_model_failure
-from proctor.runs.plan import effective_limits
+from proctor.runs.plan import trial_limits
 from proctor.runs.text import brief
 from proctor.sandbox.contract import Lifecycle, Resources, SandboxLost, SandboxSpec
 
@@ -110,15 +111,18 @@ class TrialExaminer:
         self._plan = plan
         self._preparation = preparation
         self._clients = clients
+        self._equipment = Equipment(edge)
 
     async def examine(self, trial: TrialPlan, record: TrialRecord) -> Verdict:
         """The stages of a trial, from admission to the grade. See `Examiner.examine`."""
         image = self._preparation.rooms.get(trial.task.name)
         if image is None:
             return Verdict(Outcome.INFRA_ERROR, "image", self._preparation.missing[trial.task.name])
-        limits = effective_limits(trial.task, self._plan.limits)
+        limits = trial_limits(trial, self._plan.limits)
         record.stages.enter(Stage.ADMISSION)
         spec = room_spec(self._plan.run_id, trial, image, limits)
+        if programs := trial.condition.programs(trial.task):
+            spec = replace(spec, layers=(await self._equipment.layer(spec, programs),))
         box = await self._edge.create(spec, on_admitted=lambda: record.stages.enter(Stage.START))
         with watched(longest_s(trial.task, limits), record):
             try:
@@ -152,7 +156,9 @@ class TrialExaminer:
                 recorder=record,
                 limits=limits,
                 model=RecordedModel(client, record) if client else None,
+                instruction=trial.condition.instruction(trial.task, trial.seed),
                 seed=trial.seed,
+                faults=trial.condition.tool_faults,
                 options=trial.agent.options,
                 on_event=record.room_event,
             )

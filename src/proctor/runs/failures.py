@@ -12,7 +12,7 @@ from proctor.analysis.causes import ENDED, MEANINGS, NOT_RUN, RESOLVED, Account,
 from proctor.analysis.observed import FindingSeen, Observed, TestSeen
 from proctor.analysis.report.model import Cause, Causes, CauseSignal
 from proctor.common import ConfigError
-from proctor.runs.behaviour import behaviour_of, exec_actions, text_of, trajectory_actions
+from proctor.runs.behaviour import behaviour_of, exec_actions, injected_calls, text_of, trajectory_actions
 from proctor.runs.formats import DiffFile, FindingsFile, GradeFile, TrialResult, load
 from proctor.trajectories.atif import read_trajectory
 
@@ -50,7 +50,7 @@ def read_failures(trials: pl.DataFrame) -> Failures:
     unread = 0
     for row in trials.iter_rows(named=True):
         if row["outcome"] not in ENDED:
-            not_run.append((row["agent"], row["outcome"]))
+            not_run.append((row_agent(row), row["outcome"]))
             continue
         try:
             seen = read_observed(row)
@@ -60,6 +60,12 @@ def read_failures(trials: pl.DataFrame) -> Failures:
         unread += seen.behaviour.record is None
         judged.append(judge(seen))
     return Failures(account(judged, not_run), tuple(judged), unread)
+
+
+def row_agent(row: Mapping[str, Any]) -> str:
+    """The agent of a row as accounts name it: with the condition, if it is not plain."""
+    agent: str = row["agent"]
+    return agent if row["condition"] == "plain" else f"{agent}, {row['condition']}"
 
 
 def card_of(judged: Judged) -> Card:
@@ -79,7 +85,9 @@ def read_observed(row: Mapping[str, Any]) -> Observed:
     folder = Path(row["record"])
     result = load(TrialResult, folder / "result.json")
     trajectory = read_trajectory(folder / "trajectory.json")
-    reported, logged = list(trajectory_actions(trajectory)), list(exec_actions(folder / "exec.jsonl"))
+    injected = injected_calls(folder / "exec.jsonl")
+    reported = list(trajectory_actions(trajectory, frozenset(subject for subject, _ in injected.values())))
+    logged = list(exec_actions(folder / "exec.jsonl"))
     grade = load(GradeFile, folder / "grade.json") if (folder / "grade.json").exists() else None
     return Observed(
         behaviour=behaviour_of(row, reported, logged),
@@ -99,6 +107,7 @@ def read_observed(row: Mapping[str, Any]) -> Observed:
         model_errors=result.model_errors,
         steps=result.steps,
         limits=json.loads(row["limits"]) if row["limits"] else {},
+        injected={place: how for place, (_, how) in injected.items()},
     )
 
 

@@ -97,6 +97,24 @@ class TaskLock(_Record):
     notes: list[str] = []
 
 
+class TreatedLock(_Record):
+    """What a condition changes at one task: a digest of all of it, the ablations by name with their kinds, limits."""
+
+    digest: str
+    ablations: dict[str, str] = {}
+    limits: dict[str, float] = {}
+
+
+class ConditionLock(_Record):
+    """One condition that changes something; tasks that it leaves out come with the reason."""
+
+    name: str
+    perturb: list[str] = []
+    tool_faults: dict[str, Any] | None = None
+    tasks: dict[str, TreatedLock] = {}
+    left_out: dict[str, str] = {}
+
+
 class UnrunnableLock(_Record):
     """A task of the dataset that cannot be run here; it stays in the count, with its reason."""
 
@@ -140,7 +158,10 @@ class RunLock(_Record):
     seed: int
     limits: dict[str, float]
     condition: str = "plain"
-    """What the trials ran under: `plain`, or the name of a perturbation, a fault profile or an ablation."""
+    """What the trials ran under (the first of `conditions`): `plain`, or the name of a perturbation, a fault profile or
+    an ablation."""
+    conditions: list[ConditionLock] = []
+    """Every condition that changes something."""
     predictions: str | None = None
     predictions_digest: str | None = None
     host: HostFacts
@@ -169,6 +190,7 @@ class TrialResult(_Record):
     agent: str
     attempt: int
     seed: int
+    condition: str = "plain"
     tries: int
     outcome: Outcome
     stop: str
@@ -183,6 +205,8 @@ class TrialResult(_Record):
     tool_calls: int | None = None
     """Calls of tools in the trajectory; absent in records of earlier versions."""
     model_errors: int = 0
+    injected: int = 0
+    """Calls on the sandbox that were made to go wrong on purpose."""
     usage: UsageTotals = UsageTotals()
     returned_models: list[str] = []
     stages: list[StageTime] = []
@@ -312,6 +336,8 @@ class ExecLine(_Record):
     size_bytes: int | None = None
     digest: str | None = None
     error: str | None = None
+    injected: str | None = None
+    """How the call was made to go wrong on purpose: `fail`, `timeout` or `truncate`."""
 
 
 class ModelCallLine(_Record):

@@ -113,6 +113,12 @@ class RunReader:
         self.lock = load(RunLock, directory / "run.json")
         self._ledger, self._damage = _ledger(directory)
         self._tasks = {task.name: _task_columns(task) for task in self.lock.tasks}
+        self._limits = {task.name: task.limits for task in self.lock.tasks}
+        self._changed = {
+            (condition.name, name): treated.limits
+            for condition in self.lock.conditions
+            for name, treated in condition.tasks.items()
+        }
         self._agents = {agent.label: _agent_columns(agent) for agent in self.lock.agents}
         self._planned = [row.data for row in self._ledger.of("planned")]
 
@@ -167,8 +173,10 @@ class RunReader:
             "run_id": self.lock.run_id,
             "trial_id": trial,
             "attempt": planned["attempt"],
-            "condition": self.lock.condition,
+            "condition": planned.get("condition", self.lock.condition),
         }
+        if changed := self._changed.get((row["condition"], task)):
+            row["limits"] = canonical_json({**self._limits[task], **changed}).decode()
         folder = self._directory / "trials" / trial
         if (folder / "result.json").exists():
             return row | self._observed(folder, ended)

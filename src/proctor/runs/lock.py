@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from proctor.common import ConfigError, atomic_write
 from proctor.models.contract import ModelSpec
 from proctor.runs.clock import now_iso
+from proctor.runs.conditions import locked
 from proctor.runs.formats import (
     AgentLock,
+    ConditionLock,
     DatasetLock,
     HarnessLock,
     HostFacts,
@@ -79,11 +81,19 @@ def make_lock(plan: RunPlan, images: Mapping[str, ImageFact]) -> RunLock:
         seed=plan.seed,
         limits=dict(plan.limits),
         condition=plan.condition,
+        conditions=lock_conditions(plan),
         predictions=plan.predictions,
         predictions_digest=plan.predictions_digest,
         host=host_facts(),
         options=plain(plan.options),
     )
+
+
+def lock_conditions(plan: RunPlan) -> list[ConditionLock]:
+    """The conditions of a plan that change something, as the lock holds them."""
+    tasks = [entry.task for entry in plan.entries]
+    limits = {task.name: effective_limits(task, plan.limits) for task in tasks}
+    return [ConditionLock(**locked(one, tasks, limits)) for one in plan.conditions if one.is_treated]
 
 
 def lock_agent(agent: AgentSpec) -> AgentLock:
@@ -124,6 +134,9 @@ def _differences(old: RunLock, new: RunLock) -> Iterator[str]:
         before, now = getattr(old, name), getattr(new, name)
         if before != now:
             yield f"{name}: {before} then, {now} now"
+    before, now = ({one.name: one.model_dump() for one in lock.conditions} for lock in (old, new))
+    if before != now:
+        yield f"conditions: {_first_difference(before, now)}"
     tasks = {task.name: task for task in new.tasks}
     for task in old.tasks:
         found = tasks.pop(task.name, None)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from proctor.common import ConfigError
+from proctor.runs.conditions import Condition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,6 +43,7 @@ class TrialPlan:
     agent: AgentSpec
     attempt: int
     seed: int
+    condition: Condition = field(default_factory=Condition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +60,17 @@ class RunPlan:
     attempts: int = 1
     seed: int = 0
     limits: Mapping[str, float] = field(default_factory=dict)
-    condition: str = "plain"
+    conditions: tuple[Condition, ...] = (Condition(),)
+    """What trials run under; the first is what the others are paired with."""
     unrunnable: tuple[Unrunnable, ...] = ()
     predictions: str | None = None
     predictions_digest: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def condition(self) -> str:
+        """The name of the first condition: `plain`, unless the run was given another."""
+        return self.conditions[0].name
 
     def trials(self) -> list[TrialPlan]:
         """All trials, attempt by attempt and task by task, so that agents advance side by side."""
@@ -72,20 +80,24 @@ class RunPlan:
         labels = slug_all([agent.label for agent in self.agents])
         return [
             TrialPlan(
-                id=f"{slugs[entry.task.name]}@{labels[agent.label]}@{attempt}",
+                id=f"{slugs[entry.task.name]}@{labels[agent.label]}@{attempt}"
+                + (f"@{condition.name}" if number else ""),
                 task=entry.task,
                 agent=agent,
                 attempt=attempt,
                 seed=trial_seed(self.seed, entry.task.digest, attempt),
+                condition=condition,
             )
             for attempt in range(1, self.attempts + 1)
             for entry in self.entries
+            for number, condition in enumerate(self.conditions)
+            if not condition.leaves_out(entry.task)
             for agent in self.agents
         ]
 
 
 def trial_seed(run_seed: int, task_digest: str, attempt: int) -> int:
-    """A 31-bit seed. It does not depend on the agent, so that agents are compared on equal draws."""
+    """A 31-bit seed. It depends neither on the agent nor on the condition, so that both are compared on equal draws."""
     material = f"proctor-trial-seed-1:{run_seed}:{task_digest}:{attempt}".encode()
     return int.from_bytes(hashlib.sha256(material).digest()[:4], "big") >> 1
 
@@ -125,6 +137,13 @@ def effective_limits(task: Task, run_limits: Mapping[str, float]) -> AgentLimits
     """The limits of a trial: Proctor's defaults, then the task's, then the run's (what a person asks for last
     wins)."""
     return replace(task.agent_limits(), **run_limits)  # type: ignore[arg-type]
+
+
+def trial_limits(trial: TrialPlan, run_limits: Mapping[str, float]) -> AgentLimits:
+    """The limits of a trial with what its condition changes in them; they win, since they
+    are what it is about."""
+    limits = effective_limits(trial.task, run_limits)
+    return replace(limits, **trial.condition.limits(trial.task, limits))  # type: ignore[arg-type]
 
 
 LIMIT_NAMES: Mapping[str, type] = {

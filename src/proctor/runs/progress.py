@@ -56,7 +56,9 @@ class Board:
             outcome = event.result.outcome if event.result else Outcome.CANCELLED
             self.outcomes[outcome] += 1
             if event.result:
-                self.per_agent.setdefault(event.result.agent, Counter())[outcome] += 1
+                condition = event.result.condition
+                label = event.result.agent if condition == "plain" else f"{event.result.agent}, {condition}"
+                self.per_agent.setdefault(label, Counter())[outcome] += 1
 
     @property
     def done(self) -> int:

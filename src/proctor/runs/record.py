@@ -125,6 +125,7 @@ class TrialRecord:
         self._on_stage = on_stage
         self.steps: list[Step] = []
         self.execs = 0
+        self.injected = 0
         self.returned_models: list[str] = []
         self.model_calls = 0
         self.model_errors = 0
@@ -165,6 +166,7 @@ class TrialRecord:
     def room_event(self, event: RoomEvent) -> None:
         """Append one call on the agent's sandbox to `exec.jsonl`, before the harness sees its result."""
         self.execs += 1
+        self.injected += event.injected is not None
         data = event.given.data
         line = exec_line(event, self.execs, input_digest=self._keep_input(data) if data is not None else None)
         content = dump_json(line.model_dump(exclude_none=True))
@@ -395,6 +397,7 @@ def exec_line(event: RoomEvent, seq: int, *, input_digest: str | None = None) ->
         size_bytes=event.size_bytes,
         digest=event.digest,
         error=event.error,
+        injected=event.injected,
         **_observed(event.result),
     )
 

@@ -15,7 +15,7 @@ from proctor.analysis.report.model import Mark, Matrix, MatrixRow, Report, Story
 from proctor.common import ConfigError, atomic_write
 from proctor.runs.conclusions import conclude
 from proctor.runs.evidence import Evidence, read_record, record_digests, unreadable
-from proctor.runs.failures import Failures, card_of, read_observed, report_causes
+from proctor.runs.failures import Failures, card_of, read_observed, report_causes, row_agent
 from proctor.runs.formats import RunLock, load
 from proctor.runs.frame import load_trials, save_trials
 from proctor.runs.retelling import SHORT, Length, retell
@@ -245,7 +245,7 @@ class _Judging:
     def add(self, row: Mapping[str, Any]) -> Judged | None:
         """Judge one trial; None when it never ended."""
         if row["outcome"] not in ENDED:
-            self._not_run.append((row["agent"], row["outcome"]))
+            self._not_run.append((row_agent(row), row["outcome"]))
             return None
         self._unread += row["record"] is None
         judged = judge(read_observed(row))

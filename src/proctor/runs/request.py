@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from proctor.agents.registry import load_harness
 from proctor.common import ConfigError, RefusedError, digest_file, digest_json, digest_tree, new_id
+from proctor.runs.conditions import Asked, make_conditions
 from proctor.runs.lock import unlock_model
 from proctor.runs.plan import LIMIT_NAMES, AgentSpec, RunPlan, check_unique, effective_limits
 from proctor.runs.stopping import make_rule
@@ -42,7 +43,10 @@ class Request:
     select: tuple[str, ...] = ()
     split: str | None = None
     seed: int = 0
-    condition: str = "plain"
+    condition: str | None = None
+    ablate: tuple[str, ...] = ()
+    perturb: tuple[str, ...] = ()
+    tool_faults: tuple[str, ...] = ()
     predictions: str | None = None
     stop_when: str | None = None
     run_id: str = field(default_factory=lambda: new_id("run"))
@@ -65,6 +69,7 @@ def plan_request(request: Request) -> RunPlan:
         seed=request.seed,
         limits=parse_limits(request.limits),
         condition=_condition(request.condition),
+        asked=Asked(request.ablate, request.perturb, request.tool_faults),
         select=request.select,
         split=request.split,
         stop_when=request.stop_when,
@@ -73,8 +78,8 @@ def plan_request(request: Request) -> RunPlan:
     )
 
 
-def _condition(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", name):
+def _condition(name: str | None) -> str | None:
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", name):
         remedy = "letters, digits, dot, underscore, plus and minus, at most 64"
         raise ConfigError(f"{name!r} is not the name of a condition", field="--condition", remedy=remedy)
     return name
@@ -94,7 +99,8 @@ def plan_again(lock: RunLock) -> RunPlan:
         attempts=lock.attempts,
         seed=lock.seed,
         limits=limits_of(lock),
-        condition=lock.condition,
+        condition=lock.condition if lock.options.get("condition_given", not lock.conditions) else None,
+        asked=Asked.from_json(lock.options.get("conditions", {})),
         select=select,
         split=lock.options.get("split"),
         stop_when=lock.options.get("stop_when"),
@@ -136,6 +142,8 @@ def _plan(
     select: Sequence[str],
     split: str | None,
     stop_when: str | None,
+    condition: str | None,
+    asked: Asked,
     **rest: Any,
 ) -> RunPlan:
     entries = [entry for dataset in datasets for entry in dataset.entries if split is None or entry.split == split]
@@ -150,6 +158,10 @@ def _plan(
     check_unique([entry.task.name for entry in entries], "task")
     check_unique([agent.label for agent in agents], "agent")
     one = datasets[0] if len(datasets) == 1 else None
+    conditions = make_conditions(asked, condition, [entry.task for entry in entries])
+    options: dict[str, Any] = {"select": list(select), "split": split}
+    options |= {"stop_when": stop_when} if stop_when else {}
+    options |= {"conditions": asked.as_json(), "condition_given": condition is not None} if asked else {}
     plan = RunPlan(
         dataset_name=one.name if one else "+".join(dataset.name for dataset in datasets),
         dataset_version=one.version if one else "",
@@ -158,11 +170,16 @@ def _plan(
         entries=tuple(entries),
         agents=tuple(agents),
         unrunnable=unrunnable,
-        options={"select": list(select), "split": split} | ({"stop_when": stop_when} if stop_when else {}),
+        options=options,
+        conditions=conditions,
         **rest,
     )
     check_keys(plan.agents)
     check_enforceable(plan)
+    if asked and (stop_when or plan.predictions is not None):
+        field = "--stop-when" if stop_when else "--predictions"
+        raise ConfigError("does not go with --ablate, --perturb and --tool-faults", field=field,
+                          remedy="run one of them by itself")  # fmt: skip
     if stop_when:
         make_rule(stop_when, plan)
     return plan
@@ -183,7 +200,10 @@ def check_enforceable(plan: RunPlan) -> None:
         if agent.model is None or agent.model.prices is not None:
             continue
         for entry in plan.entries:
-            if effective_limits(entry.task, plan.limits).cost_usd is not None:
+            limits = effective_limits(entry.task, plan.limits)
+            if any(
+                one.limits(entry.task, limits).get("cost_usd", limits.cost_usd) is not None for one in plan.conditions
+            ):
                 raise RefusedError(
                     f"the price of {agent.model.name} is unknown, so a limit on cost cannot be enforced",
                     field=f"{entry.task.name}: cost_usd",

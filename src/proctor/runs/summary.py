@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from proctor.runs.formats import RunLock, TrialResult, load
@@ -38,6 +38,7 @@ class PlannedTrial:
     result: TrialResult | None
     status: str
     """The outcome; without a result `cancelled`, `stopped` or `not_run`."""
+    condition: str = "plain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,28 @@ class RunView:
     def rows(self) -> list[AgentRow]:
         """The table: one row for each agent of the lock."""
         unrunnable = len(self.lock.unrunnable) * self.lock.attempts
-        return summarise(self.trials, [agent.label for agent in self.lock.agents], unrunnable=unrunnable)
+        agents = [agent.label for agent in self.lock.agents]
+        found = summarise(self.under(self.lock.condition), agents, unrunnable=unrunnable)
+        for condition in self.conditions[1:]:
+            found += [replace(row, condition=condition) for row in summarise(self.under(condition), agents)]
+        return found
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """What trials ran under, that of the run first. No rate mixes two of them."""
+        return tuple(
+            dict.fromkeys(
+                [
+                    self.lock.condition,
+                    *(one.name for one in self.lock.conditions),
+                    *(trial.condition for trial in self.trials),
+                ]
+            )
+        )
+
+    def under(self, condition: str) -> tuple[PlannedTrial, ...]:
+        """The trials under one condition."""
+        return tuple(trial for trial in self.trials if trial.condition == condition)
 
     def trial(self, trial_id: str) -> PlannedTrial | None:
         """The planned trial with this id."""
@@ -84,6 +106,7 @@ class AgentRow:
     tokens: int | None
     cost_usd: float | None
     duration_s: float
+    condition: str = "plain"
 
 
 def read_run(directory: Path) -> RunView:
@@ -126,7 +149,8 @@ def _planned(directory: Path, lock: RunLock, ledger: Ledger) -> tuple[PlannedTri
         result = load(TrialResult, path) if path.exists() else None
         status = str(result.outcome) if result else without.get(trial_id, NOT_RUN)
         data = row.data
-        trials.append(PlannedTrial(trial_id, data["task"], data["agent"], data["attempt"], result, status))
+        condition = data.get("condition", lock.condition)
+        trials.append(PlannedTrial(trial_id, data["task"], data["agent"], data["attempt"], result, status, condition))
     return tuple(trials)
 
 
@@ -228,6 +252,7 @@ def as_json(view: RunView) -> dict[str, Any]:
                 "task": trial.task,
                 "agent": trial.agent,
                 "attempt": trial.attempt,
+                "condition": trial.condition,
                 "outcome": trial.status,
                 "stop": trial.result.stop if trial.result else None,
                 "detail": trial.result.detail if trial.result else "",

@@ -58,9 +58,10 @@ def comparison(rows: Sequence[AgentRow]) -> RenderableType:
     if with_model:
         table.add_column("tokens", justify="right")
         table.add_column("cost", justify="right")
+    named = len({row.condition for row in rows}) > 1
     for row in rows:
         cells = [
-            row.agent,
+            f"{row.agent}, {row.condition}" if named else row.agent,
             str(row.planned),
             str(row.graded),
             str(row.resolved),
@@ -86,11 +87,15 @@ def _spent(row: AgentRow) -> list[str]:
 def bounds(rows: Sequence[AgentRow]) -> list[str]:
     """For agents with excluded trials: what the rate could be if those had all failed, or all passed."""
     return [
-        f"{row.agent}: {sum(row.excluded.values())} of {row.planned} planned trials are excluded; counted as failed "
+        f"{_who(row)}: {sum(row.excluded.values())} of {row.planned} planned trials are excluded; counted as failed "
         f"or as resolved, the rate would be {percent(row.worst)} or {percent(row.best)}"
         for row in rows
         if row.excluded
     ]
+
+
+def _who(row: AgentRow) -> str:
+    return row.agent if row.condition == "plain" else f"{row.agent}, {row.condition}"
 
 
 def compat(trials: Sequence[PlannedTrial], agents: Sequence[str]) -> list[str]:
@@ -167,13 +172,18 @@ def print_run(console: Console, view: RunView, *, with_matrix: bool = True) -> N
     dataset = view.lock.dataset
     head = f"run {view.lock.run_id}: {dataset.name} {dataset.version}".rstrip()
     plan = f"{len(view.lock.tasks)} tasks x {len(agents)} agents x {view.lock.attempts} attempts"
+    if len(view.conditions) > 1:
+        plan += f", plain and under {len(view.conditions) - 1} conditions"
     console.print(Text(f"{head}, {plan}", style="bold"))
     console.print(comparison(rows))
     for line in (*bounds(rows), *compat(view.trials, agents)):
         console.print(Text(line))
     if with_matrix and view.trials:
-        console.print()
-        console.print(matrix(view.trials, agents))
+        for condition in view.conditions:
+            console.print()
+            if len(view.conditions) > 1:
+                console.print(Text(condition, style="bold"))
+            console.print(matrix(view.under(condition), agents))
         console.print(Text(legend(view.trials), style="dim"))
     for row in view.ledger.of("stopped"):
         left_out = f"{len(row.data['trials'])} planned trials were not started"

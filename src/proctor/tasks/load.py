@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from proctor.common import ConfigError, digest_json, digest_tree
+from proctor.tasks.ablations import declared_ablations
 from proctor.tasks.findings import Findings, Source, raise_problems
 from proctor.tasks.hostenv import resolve
 from proctor.tasks.ignorefile import visible_directory
@@ -234,6 +235,7 @@ class _Reader:
             instance_id=proctor.instance_id if proctor else None,
             history=self._history(),
             limits=proctor.limits.model_dump(exclude_none=True) if proctor else {},
+            ablations=declared_ablations(proctor.ablations if proctor else {}, self.root, instruction, self.findings),
             notes=tuple(self.notes),
         )
 

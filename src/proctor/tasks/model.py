@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from proctor.tasks.ablations import Ablation
+
 CarryKind = Literal["patch", "paths", "filesystem", "live"]
 RunnerKind = Literal["pytest", "unittest", "django", "sympy", "junit", "command"]
 """`sympy` is that project's own `bin/test`, whose ids are bare function names."""
@@ -147,6 +149,8 @@ class Task:
     """Whether the repository is reduced to the past of its HEAD, or left as the image has it."""
     limits: Mapping[str, float] = field(default_factory=dict)
     """Limits the task itself sets, by the field names of `AgentLimits`; what is absent is the run's choice."""
+    ablations: tuple[Ablation, ...] = ()
+    """Interventions that a run may ask for by name; without that they change nothing."""
     notes: tuple[str, ...] = ()
     """What was decided while reading the task and belongs in the record (for example: network none, unset)."""
 

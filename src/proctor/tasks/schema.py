@@ -83,6 +83,7 @@ DateText = Annotated[str, BeforeValidator(_date_text)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 SecondsOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1)]
+AblationName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,47}$")]
 User = Annotated[str, BeforeValidator(_user_text)]
 NetworkMode = Literal["public", "no-network", "allowlist"]
 
@@ -297,6 +298,34 @@ class GroupsFile(Table):
     pass_to_pass: list[Name]
 
 
+class AblationTable(Table):
+    """`[proctor.ablations.NAME]`: something to give to the agent, or to take from it, in runs that ask for it."""
+
+    kind: Literal["knowledge", "plan", "tool", "budget", "remove"]
+    text: Name | None = None
+    file: TaskPath | None = None
+    path: AbsolutePath | None = None
+    remove: list[Name] = []
+    limits: LimitsTable = LimitsTable()
+    factor: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
+
+    @model_validator(mode="after")
+    def _coherent(self) -> AblationTable:
+        limits = bool(self.limits.model_dump(exclude_none=True))
+        given = {"text": self.text is not None, "file": self.file is not None, "path": self.path is not None,
+                 "remove": bool(self.remove), "limits": limits, "factor": self.factor is not None}  # fmt: skip
+        allowed = {"knowledge": ("text", "file"), "plan": ("text", "file"), "tool": ("file", "path", "text"),
+                   "budget": ("limits", "factor"), "remove": ("remove",)}[self.kind]  # fmt: skip
+        if foreign := [name for name, is_given in given.items() if is_given and name not in allowed]:
+            raise ValueError(f"kind {self.kind!r} takes {', '.join(allowed)}, not {foreign[0]}")
+        if self.kind == "tool":
+            if not (given["file"] and given["path"]):
+                raise ValueError("kind 'tool' needs `file`, the program, and `path`, where it is to be in the sandbox")
+        elif sum(given[name] for name in allowed) != 1:
+            raise ValueError(f"kind {self.kind!r} needs exactly one of {', '.join(allowed)}")
+        return self
+
+
 class ProctorTable(Table):
     """`[proctor]`: what Harbor's format lacks."""
 
@@ -311,6 +340,7 @@ class ProctorTable(Table):
     instance_id: Name | None = None
     tests: TestsTable | None = None
     limits: LimitsTable = LimitsTable()
+    ablations: dict[AblationName, AblationTable] = {}
     capabilities: list[Name] = []
     difficulty: Name | None = None
     domain: Name | None = None

@@ -257,7 +257,7 @@ def _robustness(summaries: Sequence[Summary]) -> Iterator[Table | Note]:
     )
     columns = (Column("agent, condition"), Column("change", "picture", ends), Column("change in points", "number"),
                Column("rate", "number"), Column("tasks", "number"))  # fmt: skip
-    yield Table("Under perturbation, paired by task", columns, rows)
+    yield Table("Under other conditions, paired by task", columns, rows)
     for one, change in changes:
         for note in change.notes:
             yield Note(f"{one.agent}, {change.condition}: {note}.")
