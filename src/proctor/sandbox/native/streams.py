@@ -98,10 +98,7 @@ class CarriedStream:
                 return b""
             self._news = anyio.Event()
             await self._news.wait()
-        chunk = self._chunks.popleft()
-        if len(chunk) > max_bytes:
-            self._chunks.appendleft(chunk[max_bytes:])
-            chunk = chunk[:max_bytes]
+        chunk = self._pop(max_bytes)
         self._consumed += len(chunk)
         if self._consumed >= _CREDIT_STEP and not self._ended and not self._over:
             grant, self._consumed = self._consumed, 0
@@ -150,6 +147,16 @@ class CarriedStream:
         self._end()
         if not self._ended and self._linger is None:
             self._linger = self._link._call_later(LINGER_S, self.reset)
+
+    def _pop(self, max_bytes: int) -> bytes:
+        batch, room = [], max_bytes
+        while self._chunks and len(self._chunks[0]) <= room:
+            batch.append(self._chunks.popleft())
+            room -= len(batch[-1])
+        if not batch:
+            batch.append(self._chunks[0][:max_bytes])
+            self._chunks[0] = self._chunks[0][max_bytes:]
+        return batch[0] if len(batch) == 1 else b"".join(batch)
 
     # -- for the channel -----------------------------------------------------------------------------------------------
 
