@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal
 
 import anyio
@@ -12,55 +11,19 @@ import pytest
 from proctor.sandbox._names import NameLayers
 from proctor.sandbox.native.carried import AddressError, CarriedStream, StreamReset
 
+from .carrying import DIAL, HARD_CLOSE, WEB, echo, serving
+
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-    from .conftest import MakeRoom, Room
+    from .conftest import MakeRoom
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox]
-
-WEB = ("127.7.0.1", 80)
-
-
-async def no_names(query: bytes, over: Literal["udp", "tcp"]) -> bytes | None:
-    """A name server that never answers."""
-    del query, over
-    return None
-
-
-@asynccontextmanager
-async def serving(
-    room: Room, handler: Callable[[CarriedStream], Awaitable[None]]
-) -> AsyncIterator[list[CarriedStream]]:
-    """Serve connections to WEB with `handler`; yields all that came."""
-    streams: list[CarriedStream] = []
-    async with anyio.create_task_group() as tasks:
-
-        def accepted(stream: CarriedStream) -> None:
-            streams.append(stream)
-            tasks.start_soon(handler, stream)
-
-        room.channel.carry(accepted, no_names)
-        await room.channel.listen(*WEB)
-        yield streams
-        tasks.cancel_scope.cancel()
-
-
-async def echo(stream: CarriedStream) -> None:
-    """Give back all that comes, then end."""
-    while data := await stream.receive():
-        await stream.send(data)
-    await stream.send_eof()
-    await stream.aclose()
-
-
-DIAL = "import socket,sys,hashlib\ns = socket.create_connection(('127.7.0.1', 80), 10)\n"
 
 
 async def test_bytes_go_both_ways_whole_and_in_order(make_room: MakeRoom) -> None:
     program = DIAL + (
-        "import threading,os\ndata = os.urandom(5_000_000)\n"
+        "import hashlib, threading, os\ndata = os.urandom(5_000_000)\n"
         "threading.Thread(target=lambda: (s.sendall(data), s.shutdown(socket.SHUT_WR))).start()\n"
         "back = b''.join(iter(lambda: s.recv(70_000), b''))\n"
         "print(s.getsockname()[1], hashlib.sha256(data).hexdigest(), back == data)"
@@ -127,10 +90,7 @@ async def test_resets_go_both_ways(make_room: MakeRoom) -> None:
         except StreamReset:
             was_reset.set()
 
-    hard = DIAL + (
-        "import struct\ns.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))\n"
-        "s.sendall(b'x')\ns.close()"
-    )
+    hard = DIAL + "s.sendall(b'x')\n" + HARD_CLOSE
     async with make_room() as room:
         async with serving(room, handler):
             assert (await room.python(hard)).exit_code == 0
@@ -140,7 +100,6 @@ async def test_resets_go_both_ways(make_room: MakeRoom) -> None:
         async def refuse(stream: CarriedStream) -> None:
             stream.reset()
 
-        await room.channel.unlisten(*WEB)
         async with serving(room, refuse):
             result = await room.python(DIAL + "try: s.recv(1)\nexcept ConnectionResetError: print('reset')")
             assert result.text == "reset\n"

@@ -18,6 +18,7 @@
 enum {
     SLOT_BITS = 9,        /* CONNECTIONS_MAX = 1 << SLOT_BITS */
     GENERATIONS = 1 << (31 - SLOT_BITS),
+    EOF_CLOSE = 1,        /* sub of EOF: the host reads no more either, as after close(2) */
     FRAMES = 4,           /* towards the host in one turn */
     CREDIT_AT = WINDOW_INITIAL / 2,
     SYN_RETRIES = 3,      /* a connect that nobody answers ends after 15 s */
@@ -35,6 +36,7 @@ struct connection {
     bool queued;   /* in the ready queue */
     bool in_ended; /* the host knows that the program has ended its direction */
     bool out_ended, out_shut; /* the host has ended its direction; the program knows it */
+    bool closing;             /* the host reads no more either */
     bool used_ring;
     uint32_t credit; /* what the host still takes */
     uint32_t window; /* what the host may still send */
@@ -70,8 +72,13 @@ static struct connection *find(uint32_t id) {
     return id != 0 && connection->id == id ? connection : NULL;
 }
 
+/* Bytes, or the end of them, that the host takes now. */
+static bool has_input(const struct connection *connection) {
+    return connection->readable && connection->credit > 0 && !connection->in_ended && !connection->closing;
+}
+
 static void make_ready(struct connection *connection) {
-    if (connection->queued || connection->request != 0 || connection->in_ended || !connection->readable || connection->credit == 0) return;
+    if (connection->queued || connection->request != 0 || !has_input(connection)) return;
     connection->queued = true;
     ready[(ready_start + ready_count++) % CONNECTIONS_MAX] = (uint16_t)(connection - connections);
 }
@@ -111,12 +118,13 @@ static int fail_connection(struct connection *connection, int error) {
     return send_u32(FRAME_RESET, id, 0, (uint32_t)error);
 }
 
-/* Both directions have ended: the last frame of this connection. */
+/* Both directions have ended, or the host has closed: the last frame of this connection. The kernel delivers what it holds
+ * and answers what still comes with a reset. */
 static int close_if_over(struct connection *connection) {
     uint32_t id = connection->id;
-    if (!connection->in_ended || !connection->out_shut) return 0;
+    if ((!connection->in_ended && !connection->closing) || !connection->out_shut) return 0;
     close_connection(connection, false);
-    return send_u32(FRAME_CLOSED, id, 0, 0);
+    return channel_put(&guest_channel, FRAME_CLOSED, id, 0, NULL, 0);
 }
 
 /* ---- towards the host ------------------------------------------------------------------------------------------------------- */
@@ -151,7 +159,7 @@ int connections_pump(void) {
         ready_start = (ready_start + 1) % CONNECTIONS_MAX;
         ready_count--;
         connection->queued = false;
-        if (connection->id == 0 || !connection->readable || connection->credit == 0 || connection->in_ended) continue;
+        if (connection->id == 0 || !has_input(connection)) continue;
         if (pump(connection) < 0) return -1;
         if (connection->id != 0) make_ready(connection);
     }
@@ -169,8 +177,8 @@ static int give_credit(struct connection *connection) {
 }
 
 static int end_output(struct connection *connection) {
-    if (!connection->out_ended || connection->out_shut || connection->used > 0) return 0;
-    if (shutdown(connection->fd, SHUT_WR) < 0) return fail_connection(connection, errno);
+    if (!connection->out_ended || connection->used > 0) return 0;
+    if (!connection->out_shut && shutdown(connection->fd, SHUT_WR) < 0) return fail_connection(connection, errno);
     connection->out_shut = true;
     return close_if_over(connection);
 }
@@ -220,13 +228,15 @@ static int take(struct connection *connection, const struct frame *frame) {
 
 int connection_frame(const struct frame *frame) {
     struct connection *connection = find(frame->stream);
-    if (frame->sub != 0) return -1;
+    if (frame->sub != 0 && (frame->type != FRAME_EOF || frame->sub != EOF_CLOSE)) return -1;
     if (connection == NULL) return 0; /* it is over already: the two crossed on the way */
     if (connection->request != 0) return -1;
     if (frame->type == FRAME_DATA) return take(connection, frame);
     if (frame->type == FRAME_EOF) {
-        if (frame->length != 0 || connection->out_ended) return -1;
+        bool close = frame->sub == EOF_CLOSE;
+        if (frame->length != 0 || connection->closing || (connection->out_ended && !close)) return -1;
         connection->out_ended = true;
+        connection->closing = close;
         return end_output(connection);
     }
     if (frame->length != 4) return -1;
@@ -242,7 +252,7 @@ int connection_reset(uint32_t id) {
     if (connection == NULL) return 0;
     if (connection->request != 0) return -1;
     close_connection(connection, true);
-    return send_u32(FRAME_CLOSED, id, 0, 0);
+    return channel_put(&guest_channel, FRAME_CLOSED, id, 0, NULL, 0);
 }
 
 /* ---- dialling ----------------------------------------------------------------------------------------------------------------- */

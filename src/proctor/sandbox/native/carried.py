@@ -7,7 +7,6 @@ the sandbox.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import ipaddress
 import logging
@@ -142,6 +141,7 @@ class Carrier(ABC):
     async def listen(self, address: str, port: int) -> None:
         """Take connections to `address` (of 127.0.0.0/8, inside) and `port`. Raises AddressError; EADDRINUSE when a
         program inside has that port, on this address or on every one."""
+        self._check_alive()
         if self._accepted is None:
             raise SandboxError("nothing carries this sandbox's network", field="network", remedy="call carry first")
         if found := self._find_listener(address, port):
@@ -162,14 +162,14 @@ class Carrier(ABC):
 
     async def unlisten(self, address: str, port: int) -> None:
         """Take no more connections there; those that were made go on. Not listening is fine."""
+        self._check_alive()
         if found := self._find_listener(address, port):
             self._end_listener(*found)
             await self._wait(found[1].ended)
 
     async def connect(self, port: int, address: str = "127.0.0.1", timeout_s: float = 10.0) -> CarriedStream:
         """Dial a server inside. Raises AddressError; ECONNREFUSED when nobody listens there."""
-        if self.lost:
-            raise again(self.lost)
+        self._check_alive()
         number, dial = next(self._ids), _Dial((address, port), anyio.Event())
         data = _pack_address(address, port)
         self._dials[number] = dial
@@ -331,8 +331,7 @@ class Carrier(ABC):
     # -- flow ----------------------------------------------------------------------------------------------------------
 
     def _open_listener(self, address: str, port: int, kind: int) -> tuple[int, _Listener]:
-        if self.lost:
-            raise again(self.lost)
+        self._check_alive()
         number, listener = next(self._ids), _Listener((address, port), anyio.Event(), anyio.Event())
         data = _pack_address(address, port)
         self._listeners[number] = listener
@@ -352,6 +351,9 @@ class Carrier(ABC):
 
     async def _wait(self, event: anyio.Event) -> None:
         await event.wait()
+        self._check_alive()
+
+    def _check_alive(self) -> None:
         if self.lost:
             raise again(self.lost)
 
@@ -366,9 +368,6 @@ class Carrier(ABC):
         if self._calm:
             self._calm.set()
             self._calm = None
-
-    def _call_later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(delay_s, call)
 
 
 def _pack_address(address: str, port: int) -> bytes:

@@ -5,20 +5,15 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import anyio
 
 from proctor.sandbox.contract import GuestProtocolError
 from proctor.sandbox.native.frames import HEADER, PAYLOAD_MAX, U32, WINDOW, Frame, FrameType, frame
 
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-
 _CREDIT_STEP: Final = WINDOW // 2
-LINGER_S: Final = 30.0
-"""How long a program may leave a connection open that we have closed, before it is reset."""
+_EOF_CLOSE: Final = 1
 
 Address = tuple[str, int]
 
@@ -32,7 +27,6 @@ class Link(Protocol):
 
     def _send(self, data: bytes, payload: bytes | memoryview = b"") -> None: ...
     async def _uncongested(self) -> None: ...
-    def _call_later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle: ...
 
 
 class CarriedStream:
@@ -52,10 +46,10 @@ class CarriedStream:
         "_eof_sent",
         "_error",
         "_id",
-        "_linger",
         "_link",
         "_news",
         "_over",
+        "_taken",
         "_window",
         "local",
         "peer",
@@ -71,6 +65,8 @@ class CarriedStream:
         self._link = link
         self._id = stream_id
         self._chunks: deque[bytes] = deque()
+        self._taken = 0
+        """Bytes of the first chunk that were received already."""
         self._credit = WINDOW
         self._window = WINDOW
         self._consumed = 0
@@ -84,13 +80,14 @@ class CarriedStream:
         self._error: StreamReset | None = None
         self._news: anyio.Event | None = None
         self._answered: anyio.Event | None = None
-        self._linger: asyncio.TimerHandle | None = None
 
     # -- for whoever serves it -----------------------------------------------------------------------------------------
 
     async def receive(self, max_bytes: int = PAYLOAD_MAX) -> bytes:
         """At least one byte and at most `max_bytes`, as soon as there are any; b"" once the program has ended its
         direction. Raises StreamReset."""
+        if max_bytes < 1:
+            raise ValueError(f"cannot receive {max_bytes} bytes")
         while not self._chunks:
             if self._error:
                 raise self._fault()
@@ -111,14 +108,14 @@ class CarriedStream:
         rest = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)
         while rest:
             await self._link._uncongested()
-            if not self._credit and not self._error:
-                self._answered = anyio.Event()
-                await self._answered.wait()
-                continue
             if self._error:
                 raise self._fault()
             if self._eof_sent:
                 raise OSError(errno.EPIPE, "this end of the connection was closed already")
+            if not self._credit:
+                self._answered = anyio.Event()
+                await self._answered.wait()
+                continue
             piece = rest[: min(self._credit, PAYLOAD_MAX)]
             self._link._send(HEADER.pack(len(piece), self._id, FrameType.DATA, 0, 0), piece)
             self._credit -= len(piece)
@@ -129,7 +126,9 @@ class CarriedStream:
         """End our direction; the program's may go on. Ending it twice is fine."""
         if self._error:
             raise self._fault()
-        self._end()
+        if not self._eof_sent:
+            self._eof_sent = True
+            self._link._send(frame(FrameType.EOF, self._id))
 
     def reset(self) -> None:
         """Abort: the program gets ECONNRESET. Nothing on a connection that is over."""
@@ -138,24 +137,25 @@ class CarriedStream:
         self._fail(StreamReset(errno.ECONNRESET, "the connection was reset by us"))
 
     async def aclose(self) -> None:
-        """Close as close(2) does: what was sent is delivered, what still comes is answered with a reset."""
-        self._closed = True
+        """Close as close(2) does: what was sent is delivered, what still comes is answered with a reset. Closing
+        twice is fine."""
+        if not self._closed and not self._over and not self._error:
+            self._link._send(frame(FrameType.EOF, self._id, _EOF_CLOSE))
+        self._closed = self._eof_sent = True
         self._chunks.clear()
         self._wake()
-        if self._over or self._error:
-            return
-        self._end()
-        if not self._ended and self._linger is None:
-            self._linger = self._link._call_later(LINGER_S, self.reset)
+        self._answer()
 
     def _pop(self, max_bytes: int) -> bytes:
         batch, room = [], max_bytes
-        while self._chunks and len(self._chunks[0]) <= room:
-            batch.append(self._chunks.popleft())
+        while self._chunks and len(self._chunks[0]) - self._taken <= room:
+            chunk = self._chunks.popleft()
+            batch.append(chunk[self._taken :])  # no copy when nothing of it was taken
             room -= len(batch[-1])
+            self._taken = 0
         if not batch:
-            batch.append(self._chunks[0][:max_bytes])
-            self._chunks[0] = self._chunks[0][max_bytes:]
+            batch.append(self._chunks[0][self._taken : self._taken + max_bytes])
+            self._taken += max_bytes
         return batch[0] if len(batch) == 1 else b"".join(batch)
 
     # -- for the channel -----------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class CarriedStream:
             number = U32.unpack(payload)[0]
             self._finish(StreamReset(number, f"the connection was reset: {os.strerror(number)}"))
             return True
-        elif kind == FrameType.CLOSED and len(payload) == 4 and (self._error or (self._ended and self._eof_sent)):
+        elif kind == FrameType.CLOSED and not payload and self._may_close():
             self._finish(None)
             return True
         else:
@@ -191,11 +191,13 @@ class CarriedStream:
             raise self._lie("sent bytes beyond its window or after its end")
         self._window -= len(payload)
         if self._closed or self._error:
-            self.reset()
-            return
+            return  # it was on its way when we closed
         self.received += len(payload)
         self._chunks.append(payload)
         self._wake()
+
+    def _may_close(self) -> bool:
+        return self._closed or self._error is not None or (self._ended and self._eof_sent)
 
     def _lose(self) -> None:
         """The sandbox is gone."""
@@ -203,8 +205,6 @@ class CarriedStream:
 
     def _finish(self, error: StreamReset | None) -> None:
         self._over = True
-        if self._linger:
-            self._linger.cancel()
         if error:
             self._fail(error)
 
@@ -212,11 +212,6 @@ class CarriedStream:
         self._error = self._error or error
         self._wake()
         self._answer()
-
-    def _end(self) -> None:
-        if not self._eof_sent and not self._over:
-            self._eof_sent = True
-            self._link._send(frame(FrameType.EOF, self._id))
 
     def _wake(self) -> None:
         if self._news:
