@@ -1,4 +1,4 @@
-"""The carried network against programs and hosts that do not keep to good manners: every bound is met, nothing is left."""
+"""The carried network against programs and hosts without manners: every bound is met, nothing is left."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ async def test_floods_and_monsters_among_queries_are_refused_and_counted(make_ro
                 assert (await room.sh("echo alive")).text == "alive\n"
         with anyio.fail_after(10):
             while not refused or room.channel._queries:
-                await anyio.sleep(0.05)
+                await room.channel.ping()
         assert sum(one.malformed for one in refused) == 4
         assert sum(one.table for one in refused) > 0
         assert sum(one.rate for one in refused) > 0
@@ -367,12 +367,10 @@ async def test_traffic_starves_neither_commands_nor_pings_nor_the_other_way_roun
 
 async def one_life(room: Room, rng: random.Random) -> None:
     """A program that dials, behaves somehow, and leaves somehow."""
-    act = rng.choice(
-        ["s.sendall(bytes(300_000))", "s.recv(9)", "s.shutdown(socket.SHUT_WR)", "pass", "s.sendall(b'x')"]
-    )
+    acts = ["s.sendall(bytes(300_000))", "s.recv(9)", "s.shutdown(socket.SHUT_WR)", "pass", "s.sendall(b'x')"]
     leave = rng.choice(["s.close()", HARD_CLOSE, "while s.recv(9999): pass", "time.sleep(9)"])
-    timeout_s = rng.choice([0.05, 0.3, 5])
-    await room.python(f"{DIAL}s.settimeout(2)\n{act}\n{leave}", timeout_s=timeout_s)
+    timeout_s = rng.choice([0.05, 0.3, 3])
+    await room.python(f"{DIAL}s.settimeout(2)\n{rng.choice(acts)}\n{leave}", timeout_s=timeout_s)
 
 
 async def somehow(stream: CarriedStream) -> None:
@@ -390,7 +388,7 @@ async def somehow(stream: CarriedStream) -> None:
 
 @pytest.mark.slow
 async def test_a_storm_leaves_nothing(make_room: MakeRoom) -> None:
-    deadline = time.monotonic() + 4
+    deadline = time.monotonic() + 2
     async with make_room() as room:
         async with serving(room, somehow), anyio.create_task_group() as tasks:
 
