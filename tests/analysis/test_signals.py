@@ -105,7 +105,7 @@ def test_an_edit_test_loop_is_four_rounds_of_the_same_failure() -> None:
     assert "edit-test loop" not in names(with_results(rounds * 3))
     progress = [(letter, f"{number} {answer}", failed) for number, (letter, answer, failed) in enumerate(rounds * 4)]
     assert "edit-test loop" not in names(with_results(progress))
-    assert "early stop" in names(with_results(rounds))
+    assert "last check failed" in names(with_results(rounds))
 
 
 def test_an_error_made_again_unchanged() -> None:

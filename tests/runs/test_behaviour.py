@@ -14,7 +14,7 @@ from tests.runs.toys import make_toy
 
 from proctor.common import ConfigError
 from proctor.models.scripted import ScriptedServer, call
-from proctor.runs.behaviour import exec_actions, read_behaviours, trajectory_actions
+from proctor.runs.behaviour import exec_actions, exec_lines, read_behaviours, trajectory_actions
 from proctor.runs.frame import load_trials, save_trials
 from proctor.trajectories.atif import read_trajectory
 
@@ -54,13 +54,13 @@ def test_what_the_host_logged(tmp_path: Path) -> None:
     common = {"v": 1, "started_at": "2026-11-30T08:00:00Z", "duration_s": 0.1}
     path = tmp_path / "exec.jsonl"
     path.write_text("".join(json.dumps(common | line) + "\n" for line in lines))
-    found = list(exec_actions(path))
+    found = list(exec_actions(exec_lines(path)))
     assert [one.kind for one in found] == ["write", "read", "write", "read"]
     assert [one.failed for one in found] == [True, False, False, True]
     assert [one.evidence for one in found] == [f"exec.jsonl#{n}" for n in (1, 2, 3, 4)]
     assert (found[0].hosts, found[0].writes) == (("evil.example",), ("y",))
     assert found[1].result == "sha256:1"
-    assert list(exec_actions(tmp_path / "none.jsonl")) == []
+    assert exec_lines(tmp_path / "none.jsonl") == []
 
 
 READ = call("read_file", path="/etc/hostname")

@@ -111,3 +111,30 @@ def test_without_records_only_outcomes_speak(run_dir: Path, tmp_path: Path) -> N
     assert found.unread == 6
     assert found.account.counts == {"resolved": 2, "unclassified": 4}
     assert found.account.reconciles
+
+
+@pytest.mark.sandbox
+def test_work_that_only_has_the_wrong_form_is_found_by_a_second_grading(tmp_path: Path) -> None:
+    root = make_toy(tmp_path, "toy", more='carry = "paths"\ncarry_paths = ["/app/answer.txt"]\n')
+    (root / "tests" / "test.sh").write_text(
+        "#!/bin/sh\nmkdir -p /logs/verifier\n"
+        'if printf "42\\n" | cmp -s - /app/answer.txt; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n'
+    )
+    scripts = {
+        "fenced": "printf '```\\n42\\n```\\n' > answer.txt", "elsewhere": "mkdir out; echo 42 > out/answer.txt",
+        "wrong": "mkdir out; echo 41 > out/answer.txt", "right": "echo 42 > answer.txt",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "proctor", "run", str(root), "-o", str(tmp_path / "run")]
+    for label, text in scripts.items():
+        actions = tmp_path / f"{label}.json"
+        actions.write_text(json.dumps([{"action": "bash", "command": text}, {"action": "finish"}]))
+        command += ["--agent", f"{label}=scripted", "--option", f"{label}.script={actions}"]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    found = read_failures(load_trials([tmp_path / "run"]).trials.collect())
+    causes = {one.seen.behaviour.agent: one.cause and one.cause.name for one in found.judged}
+    assert causes["right"] is None
+    assert causes["fenced"] == causes["elsewhere"] == "format"
+    assert causes["wrong"] != "format"
+    assert {one.seen.outcome for one in found.judged if one.cause} == {"unresolved"}, "the grade itself stays"
+    for card in found.cards():
+        assert card.dropped == 0

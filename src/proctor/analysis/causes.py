@@ -1,8 +1,8 @@
 """One primary cause for each trial that was not resolved, in a fixed order of precedence, and an account that adds up.
 
 The order is: host, tool, budget, missing, format, constraint, claim, regression, partial. A trial that none of them
-fits is *unclassified*, and stays so: a rule does not guess what a person would have to judge. (Format needs a second
-grading of a mechanically normalised deliverable, which is not made today; nothing falls under it.)
+fits is *unclassified*, and stays so: a rule does not guess what a person would have to judge. Format is a
+fact from a second grading of the same work in the right form (`proctor.grading.near_miss`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from proctor.analysis.frame import GRADED
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from proctor.analysis.observed import Certainty, Observed
-    from proctor.analysis.signals import Signal
+    from proctor.analysis.observed import Certainty, Observed, Signal
 
 PLAIN = "plain"
 UNCLASSIFIED = "unclassified"
@@ -46,6 +45,7 @@ _SIGNALS: Mapping[str, str] = {
     "missing deliverable": "missing",
     "no attempt": "missing",
     "refusal": "missing",
+    "format near-miss": "format",
     "constraint broken": "constraint",
     "claim without event": "claim",
     "regression broken": "regression",

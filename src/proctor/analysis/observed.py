@@ -40,6 +40,26 @@ class Pointer:
 
 
 @dataclass(frozen=True, slots=True)
+class Signal:
+    """One thing seen in a trial. `value` is how much of it, or which; `text` says it in a sentence."""
+
+    name: str
+    certainty: Certainty
+    value: str | float
+    text: str
+    evidence: tuple[Pointer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The content of a whole file at one moment, as the host passed it on."""
+
+    path: str
+    digest: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
 class TestSeen:
     """One expected test of the grade."""
 
@@ -86,6 +106,15 @@ class Observed:
     limits: Mapping[str, float | None] = field(default_factory=dict)
     injected: Mapping[str, str] = field(default_factory=dict)
     """Calls on the sandbox that were made to go wrong on purpose: how, by their evidence."""
+
+    states: tuple[State, ...] = ()
+    """Contents of whole files that were read or written through the host, in order."""
+    unsupported: tuple[tuple[str, Pointer], ...] = ()
+    """Numbers in what it delivers that stand nowhere else on record (`proctor.analysis.numbers`)."""
+    offered: Mapping[str, Pointer] = field(default_factory=dict)
+    """Special tools that it was told of, beside those that every trial of its harness has."""
+    pressure: tuple[tuple[str, Pointer], ...] = ()
+    """Events that show a full context: what, and where."""
 
     def group(self, name: str) -> tuple[TestSeen, ...]:
         """The tests of one group, `fail_to_pass` (target) or `pass_to_pass` (regression)."""

@@ -1,18 +1,17 @@
 """Signals in a trial that need no model: rules over what the host recorded, each with its evidence.
 
 A rule says what can be observed and never why. `fact`: the record shows it. `heuristic`: it is read out of names, texts
-or commands, and may be wrong. Not observable in these records, and therefore never said: states of the workspace in
-between (cycles, destroyed progress), and what a screen showed.
+or commands, and may be wrong. Those about the course of a trial are in `proctor.analysis.course`.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
-from proctor.analysis.observed import Certainty, Pointer
+from proctor.analysis import course
+from proctor.analysis.observed import Pointer, Signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -39,17 +38,6 @@ _REFUSES = re.compile(
     r"(?:help|assist|comply|do (?:this|that)|complete|continue)",
     re.IGNORECASE,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Signal:
-    """One thing seen in a trial. `value` is how much of it, or which; `text` says it in a sentence."""
-
-    name: str
-    certainty: Certainty
-    value: str | float
-    text: str
-    evidence: tuple[Pointer, ...]
 
 
 def signals(seen: Observed) -> tuple[Signal, ...]:
@@ -303,19 +291,6 @@ def no_verification(seen: Observed) -> Iterator[Signal]:
         )
 
 
-def early_stop(seen: Observed) -> Iterator[Signal]:
-    """It finished of its own accord while its last check failed."""
-    checks = [action for action in seen.behaviour.actions if action.kind == "verify" and not action.injected]
-    if seen.stop in ("finished", "gave_up") and checks and checks[-1].failed:
-        yield Signal(
-            "early stop",
-            "heuristic",
-            seen.stop,
-            "it ended while its own last check failed",
-            (Pointer.parse(checks[-1].evidence), *_result("stop", seen.stop)),
-        )
-
-
 def refusal(seen: Observed) -> Iterator[Signal]:
     """It said no and did nothing."""
     said = _REFUSES.search(seen.final_message)
@@ -345,8 +320,8 @@ RULES: Sequence[Callable[[Observed], Iterator[Signal]]] = (
     invalid_calls,
     edit_test_loop,
     no_verification,
-    early_stop,
     refusal,
+    *course.RULES,
 )
 """Every rule, in the order in which its signals are listed."""
 

@@ -46,6 +46,8 @@ class Collected:
     box: Sandbox | None = None
     summary: Mapping[str, Any] = field(default_factory=dict)
     findings: tuple[GradeFinding, ...] = ()
+    misplaced: tuple[tuple[str, Change], ...] = ()
+    """Files that look like what was asked for and lie elsewhere: where they are, and what they would be."""
     problem: str = ""
     """Why nothing could be taken although the machinery worked (too large, too many files): unresolved."""
 

@@ -19,7 +19,7 @@ from proctor.runs.formats import ExecLine, parse
 from proctor.trajectories.atif import Content, ObservationResult, Trajectory, read_trajectory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import polars as pl
 
@@ -43,7 +43,7 @@ def read_behaviour(row: Mapping[str, Any]) -> Behaviour:
                           remedy="give run directories, not Parquet files")  # fmt: skip
     folder = Path(row["record"])
     reported = list(trajectory_actions(read_trajectory(folder / "trajectory.json")))
-    return behaviour_of(row, reported, list(exec_actions(folder / "exec.jsonl")))
+    return behaviour_of(row, reported, list(exec_actions(exec_lines(folder / "exec.jsonl"))))
 
 
 def behaviour_of(row: Mapping[str, Any], reported: list[Action], logged: list[Action]) -> Behaviour:
@@ -97,11 +97,17 @@ def _is_of(call: ToolCall, injected: frozenset[str]) -> bool:
     return False
 
 
-def injected_calls(path: Path) -> dict[str, tuple[str, str]]:
+def exec_lines(path: Path) -> list[ExecLine]:
+    """The lines of `exec.jsonl`; none when there is no such file."""
+    if not path.exists():
+        return []
+    return [
+        parse(ExecLine, raw, name=f"{path}:{number}") for number, raw in enumerate(path.read_bytes().splitlines(), 1)
+    ]
+
+
+def injected_calls(lines: Iterable[ExecLine]) -> dict[str, tuple[str, str]]:
     """Calls on the sandbox that were made to go wrong on purpose: subject and how, by their evidence."""
-    if not path.exists() or b'"injected"' not in (content := path.read_bytes()):
-        return {}
-    lines = (parse(ExecLine, raw, name=f"{path}:{number}") for number, raw in enumerate(content.splitlines(), 1))
     return {f"exec.jsonl#{line.seq}": (line.subject, line.injected) for line in lines if line.injected is not None}
 
 
@@ -128,12 +134,9 @@ def text_of(content: Content) -> str:
                      for part in content)  # fmt: skip
 
 
-def exec_actions(path: Path) -> Iterator[Action]:
-    """The calls on the sandbox, from `exec.jsonl`; none when there is no such file."""
-    if not path.exists():
-        return
-    for number, raw in enumerate(path.read_bytes().splitlines(), 1):
-        line = parse(ExecLine, raw, name=f"{path}:{number}")
+def exec_actions(lines: Iterable[ExecLine]) -> Iterator[Action]:
+    """The calls on the sandbox, as the host logged them."""
+    for line in lines:
         yield exec_action(
             line.kind,
             line.subject,

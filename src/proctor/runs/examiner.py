@@ -20,6 +20,7 @@ from proctor.common import ConfigError, InfraError
 from proctor.grading import GradeOptions, collect, grade
 from proctor.grading.contract import Grade, GradeFinding
 from proctor.grading.deliverable import Collected
+from proctor.grading.near_miss import in_right_form, misplaced
 from proctor.models.contract import ModelClient, ModelError, ModelFault
 from proctor.runs.equipment import Equipment
 from proctor.runs.formats import Stage
@@ -182,6 +183,7 @@ class TrialExaminer:
             record.diff([], archive=f"not kept: {blame(error)}")
         try:
             collected = await collect(task, box)
+            collected = replace(collected, misplaced=await misplaced(task, box, collected))
         except OSError as error:
             collected = Collected(kind=task.carry.kind, problem=f"what was left cannot be read: {blame(error)}")
         if collected.patch is not None:
@@ -192,6 +194,8 @@ class TrialExaminer:
         record.stages.enter(Stage.GRADING_ARCHIVE)
         try:
             verdict = await self._grade_until_graded(task, collected, image)
+            if verdict.resolved is False and collected.kind == "paths":
+                verdict = await self._if_only_the_form(task, collected, image, verdict)
         except OSError as error:
             why = f"what was left cannot be carried: {blame(error)}"
             verdict = Grade("unresolved", False, {"reward": 0.0}, carry=task.carry.kind, error=why)
@@ -213,6 +217,17 @@ class TrialExaminer:
                 return replace(verdict, findings=(*faults, *verdict.findings))
             faults.append(GradeFinding("graded-again", verdict.error))
             await anyio.sleep(backoff_s(len(faults), 0.0))
+
+    async def _if_only_the_form(self, task: Task, collected: Collected, image: Image, verdict: Grade) -> Grade:
+        """The same verdict, with a note when the work passes in the right form: that is why it failed."""
+        mended = in_right_form(collected)
+        if mended is None:
+            return verdict
+        again = await self._grade_until_graded(task, mended[0], image)
+        if not again.resolved or any(finding.severity == "disqualify" for finding in again.findings):
+            return verdict
+        note = GradeFinding("format-only", f"the same work passes in the right form: {brief(mended[1], 300)}")
+        return replace(verdict, findings=(*verdict.findings, note), rooms=verdict.rooms + again.rooms)
 
 
 class PredictionExaminer:

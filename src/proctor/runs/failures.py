@@ -12,8 +12,9 @@ from proctor.analysis.causes import ENDED, MEANINGS, NOT_RUN, RESOLVED, Account,
 from proctor.analysis.observed import FindingSeen, Observed, TestSeen
 from proctor.analysis.report.model import Cause, Causes, CauseSignal
 from proctor.common import ConfigError
-from proctor.runs.behaviour import behaviour_of, exec_actions, injected_calls, text_of, trajectory_actions
+from proctor.runs.behaviour import behaviour_of, exec_actions, exec_lines, injected_calls, text_of, trajectory_actions
 from proctor.runs.formats import DiffFile, FindingsFile, GradeFile, TrialResult, load
+from proctor.runs.told import file_states, offered_tools, pressure, unsupported_numbers
 from proctor.trajectories.atif import read_trajectory
 
 if TYPE_CHECKING:
@@ -85,9 +86,10 @@ def read_observed(row: Mapping[str, Any]) -> Observed:
     folder = Path(row["record"])
     result = load(TrialResult, folder / "result.json")
     trajectory = read_trajectory(folder / "trajectory.json")
-    injected = injected_calls(folder / "exec.jsonl")
+    lines = exec_lines(folder / "exec.jsonl")
+    injected = injected_calls(lines)
     reported = list(trajectory_actions(trajectory, frozenset(subject for subject, _ in injected.values())))
-    logged = list(exec_actions(folder / "exec.jsonl"))
+    logged = list(exec_actions(lines))
     grade = load(GradeFile, folder / "grade.json") if (folder / "grade.json").exists() else None
     return Observed(
         behaviour=behaviour_of(row, reported, logged),
@@ -108,6 +110,10 @@ def read_observed(row: Mapping[str, Any]) -> Observed:
         steps=result.steps,
         limits=json.loads(row["limits"]) if row["limits"] else {},
         injected={place: how for place, (_, how) in injected.items()},
+        states=tuple(file_states(lines)),
+        unsupported=unsupported_numbers(trajectory, result.final_message),
+        offered=offered_tools(trajectory),
+        pressure=pressure(trajectory, result.stop, result.detail),
     )
 
 
