@@ -109,11 +109,11 @@ def test_another_image_is_refused_by_name(exam: Exam) -> None:
 def test_what_the_record_does_not_hold_cannot_be_replayed(exam: Exam) -> None:
     run = exam.run([{"action": "write", "path": "a", "content": "b"}])
     trial = next((run / "trials").iterdir())
-    shutil.rmtree(trial / "inputs")
+    shutil.rmtree(trial / "blobs")
     with LedgerWriter(run) as ledger:
         row = next(row.data for row in ledger.ledger.of("ended"))
         ledger.append("ended", {**row, "record": digest_tree(trial)})
-    with pytest.raises(ConfigError, match="an input of the trial is missing"):
+    with pytest.raises(ConfigError, match="a blob of the trial is missing"):
         replay(run)
 
 

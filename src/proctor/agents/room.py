@@ -76,6 +76,10 @@ class RoomEvent:
     given: Given = Given()
     injected: str | None = None
     """How this call was made to go wrong on purpose (`proctor.agents.faults`); None: it was not."""
+    content: bytes | None = None
+    """What a file held that was read, or a directory that was listed."""
+    replayed: bool = False
+    """Not executed: what an earlier trial saw was given back."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for `exec.jsonl`: sizes and digests of the output, not the output itself."""
@@ -329,6 +333,7 @@ class BoundedRoom:
         started_at, start = _now(), time.monotonic()
         size: int | None = None
         digest: str | None = None
+        seen: bytes | None = None
         error: str | None = "cut before it ended"
         fault = self._draw()
         try:
@@ -350,7 +355,14 @@ class BoundedRoom:
         finally:
             took = time.monotonic() - start
             given = Given(user=self._file_user, data=data)
-            self._report(RoomEvent(kind, target, started_at, took, limit_s, None, size, digest, error, given, fault))
+            found = seen if data is None else None
+            self._report(
+                RoomEvent(kind, target, started_at, took, limit_s, None, size, digest, error, given, fault, found)
+            )
+
+    def report(self, event: RoomEvent) -> None:
+        """Note a call that was answered without being executed."""
+        self._report(event)
 
     def _report(self, event: RoomEvent) -> None:
         if self._on_event is not None:

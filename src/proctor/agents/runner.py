@@ -15,8 +15,9 @@ from proctor.common import ConfigError, InfraError, RefusedError
 from proctor.models.contract import ModelClient, ModelError, ModelFault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
+    from proctor.agents.contract import Room
     from proctor.agents.faults import ToolFaults
     from proctor.sandbox.contract import Sandbox
     from proctor.tasks.model import AgentLimits, Task
@@ -36,12 +37,14 @@ async def run_harness(
     options: Mapping[str, Any] | None = None,
     on_event: OnRoomEvent | None = None,
     faults: ToolFaults | None = None,
+    wrap_room: Callable[[BoundedRoom], Room] = lambda room: room,
 ) -> AgentResult:
     """Let `harness` work on `task` in `sandbox` until it ends or a limit fires.
 
     The steps go to `recorder` as they happen, each call on the sandbox to `on_event`. `workdir` defaults to the
-    task's, then the image's. `faults` makes a share of its tool calls go wrong on purpose. Whatever the harness
-    says, a limit that was passed is the result.
+    task's, then the image's. `faults` makes a share of its tool calls go wrong on purpose;
+    `wrap_room` may put another room before the real one (replays). Whatever the harness says, a limit that was passed
+    is the result.
 
     Raises InfraError (SandboxLost among them) when the machinery failed, RefusedError when a limit cannot be
     enforced, ConfigError for options or a model that do not fit. Anything else a harness raises is its own
@@ -53,7 +56,7 @@ async def run_harness(
     room = BoundedRoom(sandbox, place, guard, user=task.agent_user, on_event=on_event, faults=faults, seed=seed)
     context = HarnessContext(
         instruction=task.instruction if instruction is None else instruction,
-        room=room,
+        room=wrap_room(room),
         recorder=CountingRecorder(recorder, guard),
         limits=limits,
         model=MeteredModel(model, guard) if model else None,

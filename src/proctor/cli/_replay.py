@@ -39,6 +39,26 @@ def actions(
     return ExitCode.FAILED if done.differences or (strict and done.clock) else ExitCode.OK
 
 
+def model_calls(
+    run: Path, trial: str, *, tasks: Path | None, output: Path | None, strict: bool, as_json: bool
+) -> ExitCode:
+    """Run the trial again on its recorded answers and print what came of it."""
+    from proctor.runs.formats import dump_json, plain
+    from proctor.runs.replay import tell
+    from proctor.runs.replay.calls import CallReplay, replay_calls
+    from proctor.runs.replay.recorded import find_recorded
+
+    async def work() -> CallReplay:
+        return await replay_calls(await find_recorded(run, trial, tasks=tasks), output)
+
+    done = anyio.run(work)
+    if as_json:
+        click.echo(dump_json(plain(tell.calls_json(done)), indent=1), nl=False)
+    else:
+        _print(tell.calls_text(done, strict=strict))
+    return ExitCode.FAILED if done.differences or (strict and done.clock) else ExitCode.OK
+
+
 def _print(lines: Iterable[tuple[str, str]]) -> None:
     from rich.text import Text
 

@@ -14,7 +14,7 @@ from proctor.trajectories.atif import dump_trajectory
 
 if TYPE_CHECKING:
     from proctor.runs.outcome import Verdict
-    from proctor.runs.plan import AgentSpec, TrialPlan
+    from proctor.runs.plan import AgentSpec, RunPlan, TrialPlan
     from proctor.runs.record import TrialRecord
 
 
@@ -36,10 +36,11 @@ def archive(run_id: str, attempt: Attempt, record: TrialRecord, verdict: Verdict
     return result
 
 
-def start_data(run_id: str, trial: TrialPlan, tries: int, started_at: str) -> dict[str, Any]:
+def start_data(plan: RunPlan, trial: TrialPlan, tries: int, started_at: str) -> dict[str, Any]:
     """The first event of a log: which trial this is, and what its agent was told."""
+    parent = {"parent": dict(plan.parent)} if plan.parent else {}
     return {
-        "run_id": run_id,
+        "run_id": plan.run_id,
         "trial": trial.id,
         "task": trial.task.name,
         "task_digest": trial.task.digest,
@@ -49,6 +50,7 @@ def start_data(run_id: str, trial: TrialPlan, tries: int, started_at: str) -> di
         "agent": atif_agent(trial.agent).model_dump(exclude_none=True),
         "instruction": clean_text(trial.condition.instruction(trial.task, trial.seed)),
         "started_at": started_at,
+        **parent,
     }
 
 

@@ -276,7 +276,7 @@ class _Run:
         record = TrialRecord(self._book.trials / f"{TEMPORARY}{trial.id}.{tries}", on_stage=self._stage_of(trial))
         begun, started_at = monotonic(), now_iso()
         try:
-            record.events.write("start", start_data(self._book.plan.run_id, trial, tries, started_at))
+            record.events.write("start", start_data(self._book.plan, trial, tries, started_at))
             verdict = await self._verdict(trial, record)
             if may_retry(verdict, tries):
                 wait_s = self._backoff(tries, self._random.random())
@@ -359,7 +359,8 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 def planned_rows(plan: RunPlan, trials: list[TrialPlan]) -> list[tuple[RowKind, dict[str, Any]]]:
     """The first rows of a ledger: the run, every trial before any of them starts, and what cannot be run here."""
-    rows: list[tuple[RowKind, dict[str, Any]]] = [("run", {"run_id": plan.run_id, "planned": len(trials)})]
+    parent = {"parent": dict(plan.parent)} if plan.parent else {}
+    rows: list[tuple[RowKind, dict[str, Any]]] = [("run", {"run_id": plan.run_id, "planned": len(trials), **parent})]
     rows += [
         (
             "planned",

@@ -1,7 +1,7 @@
 """The event log of a trial: everything that the host saw, in the order in which it saw it, in one file.
 
 `events.jsonl` is the source of truth for a trial; the trajectory is exported from it. One event a line, numbered from
-1. What is bulky lies beside it (`exec.jsonl`, `model-calls.jsonl`, `inputs/`): the event then names the line and its
+1. What is bulky lies beside it (`exec.jsonl`, `model-calls.jsonl`, `blobs/`): the event then names the line and its
 digest, so the log vouches for those files as well. `events.idx` holds where every STRIDE-th event begins (8 bytes
 each, little endian), so that any range of a log of any length is read by one seek. The index follows from the log: it
 is never trusted beyond what the log itself says, and made anew in memory where it is missing or wrong.

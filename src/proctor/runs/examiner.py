@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
     from typing import Any
 
+    from proctor.agents.contract import Room
+    from proctor.agents.room import BoundedRoom
     from proctor.models.contract import ModelAnswer, ModelSpec
     from proctor.runs.engine import Examiner
     from proctor.runs.plan import RunPlan, TrialPlan
@@ -53,7 +55,7 @@ _ADMISSION_DEADLINE_S = 24 * 3600.0
 
 
 @asynccontextmanager
-async def opened(plan: RunPlan, preparation: Preparation) -> AsyncIterator[Examiner]:
+async def opened(plan: RunPlan, preparation: Preparation, playback: Playback | None = None) -> AsyncIterator[Examiner]:
     """An examiner with an Edge of its own and one client for each model; leaving it ends every sandbox."""
     from proctor.models.client import OpenAIChatClient
     from proctor.sandbox import Edge
@@ -72,7 +74,7 @@ async def opened(plan: RunPlan, preparation: Preparation) -> AsyncIterator[Exami
 
             yield PredictionExaminer(edge, preparation, load_predictions(Path(plan.predictions)))
         else:
-            yield TrialExaminer(edge, plan, preparation, clients)
+            yield TrialExaminer(edge, plan, preparation, clients, playback)
 
 
 class RecordedModel:
@@ -94,7 +96,9 @@ class RecordedModel:
         except ModelError as error:
             # An endpoint that has answered before and now refuses, refuses what the agent made of the conversation.
             by_agent = error.fault is ModelFault.REFUSED and self._answered
-            self._record.model_call(request, None, model=self.spec.name, error=error.line(), by_agent=by_agent)
+            self._record.model_call(
+                request, None, model=self.spec.name, error=error.line(), fault=str(error.fault), by_agent=by_agent
+            )
             raise
         self._answered = True
         self._record.model_call(request, answer, model=self.spec.name)
@@ -104,14 +108,34 @@ class RecordedModel:
         """Nothing: the inner client is shared by all trials of the run."""
 
 
+class Playback(Protocol):
+    """What stands between a harness and its sandbox when a trial is done again (`proctor.runs.replay`)."""
+
+    async def begin(self, trial: TrialPlan, box: Sandbox, record: TrialRecord) -> None:
+        """The sandbox is there, and the harness has not begun."""
+        ...
+
+    def room(self, room: BoundedRoom) -> Room:
+        """The room that the harness gets."""
+        ...
+
+
 class TrialExaminer:
     """Lets an agent work in a sandbox and has the result graded. One object serves all trials of a run."""
 
-    def __init__(self, edge: Edge, plan: RunPlan, preparation: Preparation, clients: Mapping[str, ModelClient]) -> None:
+    def __init__(
+        self,
+        edge: Edge,
+        plan: RunPlan,
+        preparation: Preparation,
+        clients: Mapping[str, ModelClient],
+        playback: Playback | None = None,
+    ) -> None:
         self._edge = edge
         self._plan = plan
         self._preparation = preparation
         self._clients = clients
+        self._playback = playback
         self._equipment = Equipment(edge)
 
     async def examine(self, trial: TrialPlan, record: TrialRecord) -> Verdict:
@@ -121,9 +145,7 @@ class TrialExaminer:
             return Verdict(Outcome.INFRA_ERROR, "image", self._preparation.missing[trial.task.name])
         limits = trial_limits(trial, self._plan.limits)
         record.stages.enter(Stage.ADMISSION)
-        spec = room_spec(self._plan.run_id, trial, image, limits)
-        if programs := trial.condition.programs(trial.task):
-            spec = replace(spec, layers=(await self._equipment.layer(spec, programs),))
+        spec = await equipped_spec(self._plan.run_id, trial, image, limits, self._equipment)
         box = await self._edge.create(spec, on_admitted=lambda: record.stages.enter(Stage.START))
         with watched(longest_s(trial.task, limits), record):
             try:
@@ -145,6 +167,8 @@ class TrialExaminer:
 
     async def _execute(self, trial: TrialPlan, box: Sandbox, limits: AgentLimits, record: TrialRecord) -> AgentResult:
         await wait_until_healthy(box, trial.task)
+        if self._playback is not None:
+            await self._playback.begin(trial, box, record)
         record.stages.enter(Stage.MODEL_ACCESS)
         harness = load_harness(trial.agent.ref)
         client = self._clients.get(trial.agent.label)
@@ -162,6 +186,7 @@ class TrialExaminer:
                 faults=trial.condition.tool_faults,
                 options=trial.agent.options,
                 on_event=record.room_event,
+                wrap_room=self._playback.room if self._playback is not None else (lambda room: room),
             )
         except ConfigError as error:
             # Before the agent has done anything, this is about its options, and a person has to mend them. Later it is
@@ -284,6 +309,16 @@ def room_spec(run_id: str, trial: TrialPlan, image: Image, limits: AgentLimits) 
         env=environment.env,
         labels={"run": run_id, "trial": trial.id, "role": "agent"},
     )
+
+
+async def equipped_spec(
+    run_id: str, trial: TrialPlan, image: Image, limits: AgentLimits, equipment: Equipment
+) -> SandboxSpec:
+    """The agent's sandbox with the programs that the trial's condition puts into it."""
+    spec = room_spec(run_id, trial, image, limits)
+    if programs := trial.condition.programs(trial.task):
+        spec = replace(spec, layers=(await equipment.layer(spec, programs),))
+    return spec
 
 
 async def wait_until_healthy(box: Sandbox, task: Task) -> None:

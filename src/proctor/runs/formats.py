@@ -140,6 +140,19 @@ class HostFacts(_Record):
     python: str
 
 
+class ParentLock(_Record):
+    """The trial that a run does again (`model-calls`) or branches off (`branch`), and what was changed in it."""
+
+    kind: Literal["model-calls", "branch"]
+    run_id: str
+    trial: str
+    record: str | None = None
+    """The digest of the parent's record, by its ledger."""
+    step: int | None = None
+    change: str | None = None
+    restored: Literal["replay", "snapshot"] | None = None
+
+
 class RunLock(_Record):
     """`run.json`: everything that is needed to run the exam again, fixed before the first trial."""
 
@@ -164,6 +177,8 @@ class RunLock(_Record):
     """Every condition that changes something."""
     predictions: str | None = None
     predictions_digest: str | None = None
+    parent: ParentLock | None = None
+    """The trial that these trials were made from; absent for an exam."""
     host: HostFacts
     options: dict[str, Any] = {}
 
@@ -311,7 +326,8 @@ class ExecLine(_Record):
     """One line of `exec.jsonl`: one call on the agent's sandbox, as the host saw it.
 
     `subject` is the command or the absolute path; `size_bytes` and `digest` are those of a file read or written.
-    `input` is the digest of what was given (a file's content, standard input, a tar): it is in `inputs/`.
+    `input` is the digest of what was given (a file's content, standard input, a tar): it is in `blobs/`, as is what was
+    read.
     """
 
     v: Literal[1] = 1
@@ -338,6 +354,8 @@ class ExecLine(_Record):
     error: str | None = None
     injected: str | None = None
     """How the call was made to go wrong on purpose: `fail`, `timeout` or `truncate`."""
+    replayed: bool | None = None
+    """Not executed: what the parent's record has was given back (a branch that began at a snapshot)."""
 
 
 class ModelCallLine(_Record):
@@ -351,6 +369,8 @@ class ModelCallLine(_Record):
     request: dict[str, Any]
     response: dict[str, Any] | None = None
     error: str | None = None
+    fault: str | None = None
+    """What kind of failure kept the answer away (`proctor.models.ModelFault`)."""
     attempts: int | None = None
     latency_s: float | None = None
     first_token_s: float | None = None

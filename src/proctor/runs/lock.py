@@ -20,6 +20,7 @@ from proctor.runs.formats import (
     HarnessLock,
     HostFacts,
     ModelLock,
+    ParentLock,
     RunLock,
     TaskLock,
     UnrunnableLock,
@@ -84,6 +85,7 @@ def make_lock(plan: RunPlan, images: Mapping[str, ImageFact]) -> RunLock:
         conditions=lock_conditions(plan),
         predictions=plan.predictions,
         predictions_digest=plan.predictions_digest,
+        parent=ParentLock(**plan.parent) if plan.parent else None,
         host=host_facts(),
         options=plain(plan.options),
     )

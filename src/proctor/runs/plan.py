@@ -66,6 +66,10 @@ class RunPlan:
     predictions: str | None = None
     predictions_digest: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    parent: Mapping[str, Any] | None = None
+    """The trial that this run does again or branches off, as `ParentLock` has it."""
+    given: tuple[TrialPlan, ...] = ()
+    """The trials, where they do not follow from the rest: those of a trial that is done again."""
 
     @property
     def condition(self) -> str:
@@ -74,6 +78,8 @@ class RunPlan:
 
     def trials(self) -> list[TrialPlan]:
         """All trials, attempt by attempt and task by task, so that agents advance side by side."""
+        if self.given:
+            return list(self.given)
         check_unique([entry.task.name for entry in self.entries], "task")
         check_unique([agent.label for agent in self.agents], "agent")
         slugs = slug_all([entry.task.name for entry in self.entries])

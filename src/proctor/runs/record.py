@@ -168,18 +168,20 @@ class TrialRecord:
         self.execs += 1
         self.injected += event.injected is not None
         data = event.given.data
-        line = exec_line(event, self.execs, input_digest=self._keep_input(data) if data is not None else None)
+        line = exec_line(event, self.execs, input_digest=self._keep(data) if data is not None else None)
+        if event.content is not None:
+            self._keep(event.content)
         content = dump_json(line.model_dump(exclude_none=True))
         self._append("exec.jsonl", content)
         self.events.write("exec", {"line": self.execs, "digest": digest_bytes(content)})
 
-    def _keep_input(self, data: bytes) -> str:
-        """Keep what a call was given, once, by its digest."""
+    def _keep(self, data: bytes) -> str:
+        """Keep what a call was given, or what it read, once, by its digest."""
         digest = digest_bytes(data)
-        folder = self.directory / "inputs"
+        folder = self.directory / "blobs"
         path = folder / digest.removeprefix("sha256:")
         if not path.exists():
-            with record_errors(f"{self.directory.name}/inputs"):
+            with record_errors(f"{self.directory.name}/blobs"):
                 folder.mkdir(exist_ok=True)
                 path.write_bytes(data)
         return digest
@@ -191,6 +193,7 @@ class TrialRecord:
         *,
         model: str,
         error: str | None = None,
+        fault: str | None = None,
         by_agent: bool = False,
     ) -> None:
         """Append one call of the model to `model-calls.jsonl`. `by_agent`: the error is the conversation's fault."""
@@ -214,7 +217,7 @@ class TrialRecord:
             if answer.returned_model and answer.returned_model not in self.returned_models:
                 self.returned_models.append(answer.returned_model)
         line = ModelCallLine(seq=self.model_calls, at=now_iso(), requested_model=model, request=plain(request),
-        error=error, **answered)  # fmt: skip
+        error=error, fault=fault, **answered)  # fmt: skip
         content = dump_json(line.model_dump(exclude_none=True))
         self._append("model-calls.jsonl", content)
         self.events.write("model_call", {"line": self.model_calls, "digest": digest_bytes(content)})
@@ -398,6 +401,7 @@ def exec_line(event: RoomEvent, seq: int, *, input_digest: str | None = None) ->
         digest=event.digest,
         error=event.error,
         injected=event.injected,
+        replayed=event.replayed or None,
         **_observed(event.result),
     )
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from proctor.common import ConfigError, ExitCode
+from proctor.common import ConfigError, ExitCode, RefusedError
 from proctor.runs.engine import Execution, execute, single_error
 from proctor.runs.formats import RunLock, load
 from proctor.runs.lock import differences, make_lock, write_lock
@@ -60,6 +60,9 @@ class Session:
     def resume(cls, directory: Path) -> Session:
         """A run that was begun before, from its lock."""
         lock = load(RunLock, directory / "run.json")
+        if lock.parent is not None:
+            raise RefusedError("these trials were made from another trial", field=str(directory),
+                               remedy="make them again with proctor replay")  # fmt: skip
         return cls(plan_again(lock), directory, lock)
 
     def run(self, *, concurrency: int | None, as_json: bool) -> ExitCode:

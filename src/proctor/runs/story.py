@@ -122,8 +122,23 @@ def _head(trial: TrialView) -> Iterator[tuple[str, str]]:
         tokens = f"{usage.prompt_tokens} + {usage.completion_tokens} tokens" if known else "tokens unknown"
         cost = "unknown" if usage.cost_usd is None else f"${usage.cost_usd:.4f}"
         yield "", f"model: {usage.model_calls} calls, {tokens}, cost {cost}"
+    if parent := parent_of(trial.trajectory):
+        yield "magenta", parent
     stages = " · ".join(f"{time.stage} {duration(time.duration_s or 0.0)}" for time in result.stages)
     yield "dim", f"{result.started_at}  {stages}  (total {duration(result.duration_s)})"
+
+
+def parent_of(trajectory: Trajectory) -> str:
+    """One line on the trial that this one was made from; empty for a trial of an exam."""
+    found = ((trajectory.extra or {}).get("proctor") or {}).get("parent")
+    if not isinstance(found, dict):
+        return ""
+    at = f" at step {found['step']}, restored by {found['restored']}" if found.get("step") else ""
+    what = {"branch": "a branch off", "model-calls": "made from the recorded answers of"}.get(
+        str(found.get("kind")), ""
+    )
+    change = f": {found['change']}" if found.get("change") else ""
+    return safe(f"parent: {what} {found.get('trial')} of {found.get('run_id')}{at}{change}")
 
 
 def _step(step: Step) -> Iterator[tuple[str, str]]:

@@ -17,9 +17,10 @@ import anyio
 from proctor.agents.limits import LimitGuard
 from proctor.agents.room import BoundedRoom, RoomEvent
 from proctor.common import RefusedError
-from proctor.runs.examiner import room_spec, wait_until_healthy
+from proctor.runs.equipment import Equipment
+from proctor.runs.examiner import equipped_spec, wait_until_healthy
 from proctor.runs.formats import DiffItem
-from proctor.runs.plan import effective_limits
+from proctor.runs.plan import trial_limits
 from proctor.runs.record import REDACTED, exec_line
 from proctor.runs.replay.compare import Cause, Difference, Judgement, Level, compare, judge
 from proctor.runs.replay.disk import DiskDifference, compare_disks
@@ -179,8 +180,8 @@ async def _repeat(
 ) -> Repeat:
     """One replay in a sandbox of its own."""
     task = recorded.trial.task
-    limits = effective_limits(task, recorded.plan.limits)
-    spec = room_spec(recorded.plan.run_id, recorded.trial, recorded.image, limits)
+    limits = trial_limits(recorded.trial, recorded.plan.limits)
+    spec = await equipped_spec(recorded.plan.run_id, recorded.trial, recorded.image, limits, Equipment(edge))
     async with await edge.create(spec) as box:
         await wait_until_healthy(box, task)
         player = Player(recorded, box, env)
@@ -210,6 +211,10 @@ class Player:
         """Make one call again and compare what is seen."""
         if line.error is not None and line.error.startswith("cut"):
             return Observed(line, None, None, note="it was cut by the end of the trial, so it is not compared")
+        if line.injected is not None:
+            return Observed(
+                line, None, None, note=f"it was made to go wrong on purpose ({line.injected}), not by itself"
+            )
         self._seen.clear()
         with suppress(FileError, TimeoutError):  # it is in the event, as it was then
             await self._call(line)

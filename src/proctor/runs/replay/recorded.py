@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from proctor.runs.formats import AgentLock
     from proctor.runs.plan import RunPlan, TrialPlan
     from proctor.sandbox.contract import Image
     from proctor.sandbox.images import ImageStore
@@ -35,6 +36,8 @@ class Recorded:
     plan: RunPlan
     trial: TrialPlan
     image: Image
+    digest: str | None
+    """The digest of the record, as the ledger has it."""
 
     @property
     def directory(self) -> Path:
@@ -80,13 +83,13 @@ def parse_line(kind: type[Format], line: object, name: str) -> Format:
 
 def read_input(directory: Path, digest: str) -> bytes:
     """The bytes of an input by its digest."""
-    path = directory / "inputs" / digest.removeprefix("sha256:")
+    path = directory / "blobs" / digest.removeprefix("sha256:")
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"an input of the trial is missing: {error.strerror}", field=str(path)) from error
+        raise ConfigError(f"a blob of the trial is missing: {error.strerror}", field=str(path)) from error
     if digest_bytes(data) != digest:
-        raise ConfigError("an input of the trial is not what its digest says", field=str(path))
+        raise ConfigError("a blob of the trial is not what its digest says", field=str(path))
     return data
 
 
@@ -105,7 +108,9 @@ async def find_recorded(
         raise RefusedError("the record was changed since it was committed", field=str(found.directory),
                            remedy="restore it; its digest is in the ledger")  # fmt: skip
     plan, planned = _plan_of(view.lock, found.result, tasks)
-    return Recorded(found, view.lock, plan, planned, await _image_of(view.lock, planned.task, store))
+    image = await _image_of(view.lock, planned.task, store)
+    rows = [row.data["record"] for row in view.ledger.of("ended") if row.data["trial"] == found.result.trial_id]
+    return Recorded(found, view.lock, plan, planned, image, rows[-1] if rows else None)
 
 
 def _plan_of(lock: RunLock, result: TrialResult, tasks: Path | None) -> tuple[RunPlan, TrialPlan]:
@@ -114,16 +119,15 @@ def _plan_of(lock: RunLock, result: TrialResult, tasks: Path | None) -> tuple[Ru
     options = {**lock.options, "select": [glob.escape(result.task)]}
     options.pop("stop_when", None)
     sources = [str(tasks)] if tasks is not None else lock.sources
-    agents = [agent for agent in lock.agents if agent.label == result.agent]
+    agents = [without_key(agent) for agent in lock.agents if agent.label == result.agent]
     try:
         plan = plan_again(lock.model_copy(update={"options": options, "sources": sources, "agents": agents}))
     except ConfigError as error:
         remedy = "say where its tasks are now with --tasks"
         raise RefusedError(f"task {result.task} cannot be loaded: {error.line()}", field=result.trial_id,
                            remedy=remedy) from error  # fmt: skip
-    planned = next(
-        (one for one in plan.trials() if (one.task.name, one.attempt) == (result.task, result.attempt)), None
-    )
+    wanted = (result.task, result.attempt, result.condition)
+    planned = next((one for one in plan.trials() if (one.task.name, one.attempt, one.condition.name) == wanted), None)
     if planned is None:
         raise RefusedError(f"task {result.task} is not there any more", field=result.trial_id,
                            remedy="say where its tasks are now with --tasks")  # fmt: skip
@@ -135,6 +139,13 @@ def _plan_of(lock: RunLock, result: TrialResult, tasks: Path | None) -> tuple[Ru
         )
     # Ids are made from all tasks and agents of a run, and this plan has one of each.
     return plan, replace(planned, id=result.trial_id, seed=result.seed)
+
+
+def without_key(agent: AgentLock) -> AgentLock:
+    """The agent without the name of its key: what is recorded can be replayed where no key is."""
+    if agent.model is None:
+        return agent
+    return agent.model_copy(update={"model": agent.model.model_copy(update={"api_key_env": None})})
 
 
 async def _image_of(lock: RunLock, task: Task, store: ImageStore | None) -> Image:

@@ -9,10 +9,13 @@ from proctor.runs.replay.compare import Level
 from proctor.runs.text import safe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from proctor.runs.replay.actions import ActionReplay, First, Repeat
+    from proctor.runs.replay.calls import CallReplay
     from proctor.runs.replay.compare import Difference
+    from proctor.runs.replay.disk import DiskDifference
+    from proctor.runs.replay.requests import Divergence
 
 _SHOWN = 10
 _EXCERPT = 3
@@ -41,25 +44,75 @@ def actions_text(done: ActionReplay, *, strict: bool) -> Iterator[tuple[str, str
         f"determinism: {done.score:.3f} over {len(done.repeats)} repeat{'s' * (len(done.repeats) != 1)}, {whole} of "
         f"them without a difference" + (f"; {done.probes} probes more to tell the cause" if done.probes else ""),
     )
-    bad = done.differences + (done.clock if strict else 0)
-    clock = f", {done.clock} that the clock explains" if done.clock else ""
-    yield "bold green" if not bad else "bold red", f"{done.differences} differences{clock}"
+    yield from _verdict(done.differences, done.clock, strict=strict)
 
 
 def _line_of(repeat: Repeat, calls: int) -> str:
     levels = [one.level for one in repeat.observed]
-    disk = "final disk not compared: the record has none"
-    if repeat.disk_compared:
-        changed = [one for one in repeat.disk if one.level is Level.DIFFERENT]
-        timed = [one for one in repeat.disk if one.level is Level.CLOCK]
-        disk = "final disk equal" if not changed else f"final disk differs in {len(changed)} paths"
-        disk += f" ({len(timed)} but for times)" if timed else ""
-    parts = [f"{levels.count(Level.SAME)} of {calls} observations equal"]
+    disk = _disk_line(repeat.disk) if repeat.disk_compared else "final disk not compared: the record has none"
+    return f"{_levels(levels, calls, 'observations')}, {disk}"
+
+
+def _disk_line(disk: Sequence[DiskDifference]) -> str:
+    changed = [one for one in disk if one.level is Level.DIFFERENT]
+    timed = [one for one in disk if one.level is Level.CLOCK]
+    line = "final disk equal" if not changed else f"final disk differs in {len(changed)} paths"
+    return line + (f" ({len(timed)} but for times)" if timed else "")
+
+
+def _levels(levels: Sequence[Level | None], count: int, what: str) -> str:
+    parts = [f"{levels.count(Level.SAME)} of {count} {what} equal"]
     if clock := levels.count(Level.CLOCK):
         parts.append(f"{clock} equal but for times")
     if different := levels.count(Level.DIFFERENT):
         parts.append(f"{different} different")
-    return ", ".join([*parts, disk])
+    return ", ".join(parts)
+
+
+def calls_text(done: CallReplay, *, strict: bool) -> Iterator[tuple[str, str]]:
+    """The replay of a trial's model calls as (style, line) pairs."""
+    same = done.asked - done.extra - len(done.divergences)
+    levels = [Level.SAME] * same + [one.level for one in done.divergences]
+    yield "", _levels(levels, done.asked, "requests")
+    if done.extra:
+        yield "red", f"{done.extra} requests more than the record has answers for"
+    if done.unasked:
+        yield "red", f"{done.unasked} recorded answers were never asked for"
+    for one in done.divergences[:_SHOWN]:
+        yield from _divergence(one)
+    if len(done.divergences) > _SHOWN:
+        yield "", f"… and {len(done.divergences) - _SHOWN} more (--json has all)"
+    observed = [level for _, _, level, _ in done.observed]
+    yield "", f"{_levels(observed, len(observed), 'observations')}, {_disk_line(done.disk)}"
+    for before, after, level, difference in done.observed:
+        if level is Level.DIFFERENT and difference is not None:
+            line = before or after
+            yield (
+                "bold",
+                f"first difference: call {line.seq if line else '?'}: {_subject(line.subject if line else '')}",
+            )
+            yield from difference_text(difference)
+            break
+    for path in [one for one in done.disk if one.level is Level.DIFFERENT][:_SHOWN]:
+        yield "red", f"  final disk: {safe(path.path)}: {safe(path.what)}"
+    same_end = done.before.outcome == done.after.outcome
+    yield "" if same_end else "bold red", f"outcome: {done.before.outcome} then, {done.after.outcome} now"
+    yield from _verdict(done.differences, done.clock, strict=strict)
+
+
+def _divergence(one: Divergence) -> Iterator[tuple[str, str]]:
+    more = f" and {one.more} places more" if one.more else ""
+    yield "bold", f"request {one.call} differs in {len(one.changes)} places{more}:"
+    for change in one.changes[:_EXCERPT]:
+        yield "", f"  {safe(change.path)}" + (" (but for times)" if change.level is Level.CLOCK else "")
+        yield "red", f"  - {safe(change.then)}"
+        yield "green", f"  + {safe(change.now)}"
+
+
+def _verdict(differences: int, clock: int, *, strict: bool) -> Iterator[tuple[str, str]]:
+    bad = differences + (clock if strict else 0)
+    explained = f", {clock} that the clock explains" if clock else ""
+    yield "bold green" if not bad else "bold red", f"{differences} differences{explained}"
 
 
 def _first(first: First, title: str) -> Iterator[tuple[str, str]]:
@@ -109,4 +162,20 @@ def actions_json(done: ActionReplay) -> dict[str, Any]:
             for repeat in done.repeats
         ],
         "found": [asdict(one) for one in ([done.first] if done.first else []) + list(done.later)],
+    }
+
+
+def calls_json(done: CallReplay) -> dict[str, Any]:
+    """The replay of a trial's model calls as JSON."""
+    return {
+        "trial": done.before.trial_id,
+        "outcome": {"then": str(done.before.outcome), "now": str(done.after.outcome)},
+        "differences": done.differences,
+        "clock": done.clock,
+        "asked": done.asked,
+        "extra": done.extra,
+        "unasked": done.unasked,
+        "divergences": [{**asdict(one), "level": str(one.level)} for one in done.divergences],
+        "levels": [str(level) for _, _, level, _ in done.observed],
+        "disk": [asdict(one) for one in done.disk],
     }

@@ -1,0 +1,63 @@
+"""A trial done again as a trial: the same task, agent, seed and limits, through the same engine, into a record of its
+own that names its parent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from anyio import to_thread
+
+from proctor.common import ConfigError, new_id
+from proctor.runs.engine import execute
+from proctor.runs.examiner import opened
+from proctor.runs.lock import make_lock, write_lock
+from proctor.runs.preparation import Preparation
+from proctor.runs.record import record_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from proctor.runs.engine import Execution, OnEvent
+    from proctor.runs.examiner import Playback
+    from proctor.runs.plan import RunPlan, TrialPlan
+    from proctor.runs.replay.recorded import Recorded
+
+
+def plan_of(recorded: Recorded, trials: Sequence[TrialPlan], parent: dict[str, Any]) -> RunPlan:
+    """A run of these trials, made from the recorded one."""
+    agents = {trial.agent.label: trial.agent for trial in trials}
+    return replace(
+        recorded.plan,
+        run_id=new_id("run"),
+        agents=tuple(agents.values()),
+        attempts=max(trial.attempt for trial in trials),
+        conditions=(recorded.trial.condition,),
+        options={},
+        parent={
+            "run_id": recorded.result.run_id,
+            "trial": recorded.result.trial_id,
+            "record": recorded.digest,
+            **parent,
+        },
+        given=tuple(trials),
+    )
+
+
+async def carry_out(
+    recorded: Recorded, plan: RunPlan, directory: Path, playback: Playback, on_event: OnEvent = lambda event: None
+) -> Execution:
+    """Run the plan, one trial after the other, into `directory`, which has to be empty or absent."""
+    preparation = Preparation({recorded.trial.task.name: recorded.image})
+    await to_thread.run_sync(_write_lock, directory, plan, preparation)
+    async with opened(plan, preparation, playback) as examiner:
+        return await execute(plan, directory, examiner, concurrency=1, on_event=on_event)
+
+
+def _write_lock(directory: Path, plan: RunPlan, preparation: Preparation) -> None:
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigError("not an empty directory", field=str(directory), remedy="choose another one with -o")
+    with record_errors(str(directory)):
+        directory.mkdir(parents=True, exist_ok=True)
+        write_lock(directory, make_lock(plan, preparation.images))

@@ -1,0 +1,163 @@
+"""An endpoint on loopback that answers as the model once did, in order, and notes every request that is another.
+
+Any harness can be given it in place of its model: those in this process, and command-line agents through the gateway.
+For a branch it answers so up to one call, and hands what comes after to the live endpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from proctor.models.contract import ModelFault
+from proctor.models.spec import is_loopback
+from proctor.runs.replay.requests import Divergence, diverges
+from proctor.runs.replay.wire import chat_completion, chat_events
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from proctor.runs.formats import ModelCallLine
+
+_PREFIX = "/v1"
+_HOP = frozenset({"host", "content-length", "connection", "transfer-encoding", "accept-encoding"})
+_KEPT = frozenset({"content-type", "retry-after"})
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """Where calls go after the branch point, and what is done before the first of them goes there.
+
+    `after` calls are answered from the record (then `reply`, if there is one, once). `on_branch` is awaited before call
+    number `after` + 1 is answered, whoever answers it.
+    """
+
+    base_url: str
+    after: int
+    reply: Mapping[str, Any] | None = None
+    on_branch: Callable[[], Awaitable[None]] | None = None
+    timeout_s: float = 600.0
+
+
+@dataclass(slots=True)
+class AnswerServer:
+    """The endpoint. `begin` it anew for every trial; read `divergences` and `asked` afterwards."""
+
+    calls: Sequence[ModelCallLine]
+    live: Live | None = None
+    asked: int = 0
+    extra: int = 0
+    divergences: list[Divergence] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Forget what was asked: a new trial begins."""
+        self.asked = self.extra = 0
+        self.divergences = []
+
+    @property
+    def unasked(self) -> int:
+        """Recorded answers that nobody asked for."""
+        return max(0, len(self.calls) - self.asked) if self.live is None else max(0, self.live.after - self.asked)
+
+    @property
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        from starlette.applications import Starlette
+        from starlette.routing import Route
+
+        return Starlette(
+            routes=[
+                Route(f"{_PREFIX}/models", self._models, methods=["GET"]),
+                Route(f"{_PREFIX}/{{path:path}}", self._answer, methods=["POST"]),
+            ]
+        )
+
+    async def _models(self, request: Request) -> Response:
+        from starlette.responses import JSONResponse
+
+        names = dict.fromkeys(call.requested_model for call in self.calls)
+        return JSONResponse({"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
+
+    async def _answer(self, request: Request) -> Response:
+        raw = await request.body()
+        try:
+            body = json.loads(raw)
+            if not isinstance(body, dict):
+                raise ValueError("not an object")
+        except (ValueError, RecursionError) as error:
+            return _refused(f"not a request: {error}")
+        number, self.asked = self.asked, self.asked + 1
+        live = self.live
+        if number < len(self.calls) and (live is None or number <= live.after):
+            found = diverges(number + 1, self.calls[number].request, body)
+            if found is not None:
+                self.divergences.append(found)
+        if live is not None and number >= live.after:
+            if number == live.after and live.on_branch is not None:
+                await live.on_branch()
+            if number == live.after and live.reply is not None:
+                return _sent(live.reply, str(body.get("model")), body)
+            return await _forward(live, request, raw)
+        if number >= len(self.calls):
+            self.extra += 1
+            return _refused(f"the record has {len(self.calls)} answers, and this is request {number + 1}")
+        return _recorded(self.calls[number], request.url.path, body)
+
+
+def _recorded(call: ModelCallLine, path: str, body: Mapping[str, Any]) -> Response:
+    from starlette.responses import Response
+
+    if call.response is None:
+        if call.fault == ModelFault.BAD_REPLY:
+            return Response(b"", 200, media_type="application/json")
+        code = "context_length_exceeded" if call.fault == ModelFault.CONTEXT else "replayed_error"
+        return _refused(f"as recorded: {call.error}", code=code)
+    return _sent(call.response, call.requested_model, body)
+
+
+def _sent(response: Mapping[str, Any], model: str, body: Mapping[str, Any]) -> Response:
+    from starlette.responses import JSONResponse, Response
+
+    whole = chat_completion(response, model)
+    if not body.get("stream"):
+        return JSONResponse(whole)
+    with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+    return Response(b"".join(chat_events(whole, with_usage=with_usage)), media_type="text/event-stream")
+
+
+def _refused(message: str, *, code: str = "replay") -> Response:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse({"error": {"message": message, "type": "invalid_request_error", "code": code}}, 400)
+
+
+async def _forward(live: Live, request: Request, raw: bytes) -> Response:
+    """Hand the request to the live endpoint, and its answer back as it comes."""
+    import httpx
+    from starlette.responses import Response, StreamingResponse
+
+    headers = {name: value for name, value in request.headers.items() if name not in _HOP}
+    url = live.base_url + request.url.path.removeprefix(_PREFIX)
+    client = httpx.AsyncClient(timeout=live.timeout_s, trust_env=not is_loopback(live.base_url))
+    try:
+        answer = await client.send(client.build_request("POST", url, content=raw, headers=headers), stream=True)
+    except httpx.HTTPError as error:
+        await client.aclose()
+        message = json.dumps({"error": {"message": f"cannot reach {live.base_url}: {error}", "code": "unreachable"}})
+        return Response(message, 503, media_type="application/json")
+
+    async def chunks() -> AsyncIterator[bytes]:
+        try:
+            async for chunk in answer.aiter_bytes():
+                yield chunk
+        finally:
+            await answer.aclose()
+            await client.aclose()
+
+    kept = {name: value for name, value in answer.headers.items() if name in _KEPT}
+    return StreamingResponse(chunks(), answer.status_code, kept)
