@@ -164,7 +164,7 @@ def card_lines(card: Card) -> Iterator[str]:
     yield f"  asked: {card.asked}"
     for title, side in (("right", card.right), ("wrong", card.wrong)):
         for one in side:
-            mark = "" if one.certainty == "fact" else " (heuristic)"
+            mark = "" if one.certainty == "fact" else " (heuristic)" if one.source == "rule" else f" ({one.source})"
             yield f"  {title}: {one.text}{mark} [{', '.join(map(str, one.evidence))}]"
     score = card.score
     parts = [f"score {'unknown' if score.score is None else f'{score.score:g}'}"]

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     import polars as pl
 
+    from proctor.runs.explaining import Explained
     from proctor.runs.failures import Failures
 
 
-def show_failures(run: Path, trial: str | None, *, as_json: bool) -> None:
-    """Judge the trials of a run, or one of them, and print the account and the cards of what was not resolved."""
+def show_failures(run: Path, trial: str | None, *, as_json: bool, model: str | None = None, most: int = 20) -> None:
+    """Judge the trials of a run, or one of them, and print the account and the cards of what was not resolved. A
+    `model` may add statements to the first `most` cards."""
     import click
 
     from proctor.analysis.cards import card_lines
@@ -28,10 +31,18 @@ def show_failures(run: Path, trial: str | None, *, as_json: bool) -> None:
     else:
         found = read_failures(_only(trials["trial_id"].to_list(), trial, trials))
         cards = tuple(card_of(one) for one in found.judged)
+    explained = None
+    if model is not None:
+        explained = _explain(found, model, most)
+        by_id = {(card.run, card.trial): card for card in explained.cards}
+        cards = tuple(by_id.get((card.run, card.trial), card) for card in cards)
     if as_json:
         from proctor.cli._json import echo_json
 
-        echo_json({"version": 1, "account": _account(found), "cards": [card.as_json() for card in cards]})
+        document = {"version": 1, "account": _account(found), "cards": [card.as_json() for card in cards]}
+        if explained is not None:
+            document["model"] = {name: getattr(explained, name) for name in ("kept", "dropped", "failed", "tokens")}
+        echo_json(document)
         return
     if trial is None:
         _print_account(found)
@@ -39,6 +50,41 @@ def show_failures(run: Path, trial: str | None, *, as_json: bool) -> None:
         click.echo()
         for line in card_lines(card):
             click.echo(visible(line))
+    if explained is not None:
+        click.echo()
+        for line in _explained_lines(explained, model or ""):
+            click.echo(visible(line))
+
+
+def _explain(found: Failures, model: str, most: int) -> Explained:
+    import anyio
+
+    from proctor.models.client import OpenAIChatClient
+    from proctor.models.spec import load_model
+    from proctor.runs.explaining import explain
+
+    client = OpenAIChatClient(load_model(model))
+    unresolved = [one for one in found.judged if one.cause is not None][:most]
+
+    async def ask() -> Explained:
+        try:
+            return await explain(unresolved, client)
+        finally:
+            await client.aclose()
+
+    return anyio.run(ask)
+
+
+def _explained_lines(explained: Explained, model: str) -> Iterator[str]:
+    """What became of the model's answers: what was dropped is said as loudly as what stayed."""
+    tokens = "unknown" if explained.tokens is None else f"{explained.tokens:,}"
+    dropped = sum(explained.dropped.values())
+    name = model.rpartition("@http")[0] or model
+    yield f"{name}: {explained.kept} statements hold, {dropped} were dropped; {tokens} tokens"
+    for reason, count in explained.dropped.most_common():
+        yield f"  dropped {count}: {reason}"
+    for trial, reason in explained.failed.items():
+        yield f"  no answer on {trial}: {reason}"
 
 
 def _only(ids: list[str], wanted: str, trials: pl.DataFrame) -> pl.DataFrame:
