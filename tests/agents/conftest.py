@@ -115,6 +115,10 @@ class DirectoryBox:
         with _inside_errors(path):
             return _stat(Path(path))
 
+    async def mkdir(self, path: str, *, mode: int = 0o755, user: str | None = None) -> None:
+        with _inside_errors(path):
+            Path(path).mkdir(mode)
+
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         with _inside_errors(path):
             shutil.rmtree(path) if recursive else Path(path).unlink()
@@ -154,12 +158,16 @@ class ListRecorder:
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.lines: list[str] = []
+        self.kept: dict[str, bytes] = {}
 
     def step(self, step: Step) -> None:
         self.steps.append(step)
 
     def log(self, line: str) -> None:
         self.lines.append(line)
+
+    def keep(self, name: str, data: bytes) -> None:
+        self.kept[name] = data
 
     @property
     def agent_steps(self) -> list[Step]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from proctor.agents import HARNESSES, StopReason, load_harness, run_harness
+from proctor.agents.recipe import PLACEHOLDERS, recipe_names
 from proctor.agents.scripted import load_script
 from proctor.agents.text_loop import Options as TextOptions
 from proctor.agents.tool_loop import Options as ToolOptions
@@ -35,7 +36,24 @@ def table(*heads: str) -> list[list[str]]:
 
 
 def test_every_harness_is_listed() -> None:
-    assert [row[0] for row in table("name", "needs a model", "what it does")[:-1]] == list(HARNESSES)
+    rows = [row[0] for row in table("name", "needs a model", "what it does")]
+    assert rows[: len(HARNESSES)] == list(HARNESSES)
+    assert sorted(rows[len(HARNESSES)].split("`, `")) == recipe_names()
+
+
+def test_every_command_line_agent_is_listed_with_its_version_and_protocols() -> None:
+    rows = {row[0]: row for row in table("agent", "packages", "speaks", "exercised")}
+    assert sorted(rows) == recipe_names()
+    for name, row in rows.items():
+        harness = load_harness(name)
+        assert row[1].startswith(f"{harness.version} (")
+        assert row[2] == "`, `".join(harness.protocols)  # type: ignore[attr-defined]
+
+
+def test_every_placeholder_is_listed() -> None:
+    rows = table("placeholder", "stands for")
+    names = [name.strip("`{}$ ") for row in rows for name in row[0].split(",")]
+    assert sorted(names) == sorted(PLACEHOLDERS)
 
 
 def test_every_option_is_listed_with_its_default() -> None:
@@ -79,7 +97,7 @@ def test_every_kind_of_error_is_listed() -> None:
 
 def test_the_model_file_is_one(tmp_path: Path) -> None:
     path = tmp_path / "model.toml"
-    path.write_text(blocks("toml")[0])
+    path.write_text(next(block for block in blocks("toml") if "base_url" in block))
     spec = load_model(str(path))
     assert spec.prices == {"prompt": 0.5, "cached": 0.05, "completion": 2.0}
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from proctor.models.contract import ModelClient, Usage
-    from proctor.sandbox.contract import ExecResult, FileStat, Sandbox
+    from proctor.sandbox.contract import ExecResult, FileStat, Layer, OutputLimit, Sandbox
+    from proctor.sandbox.images.store import ImageStore
+    from proctor.sandbox.images.tools import Progress
     from proctor.tasks.model import AgentLimits, Task
 
 
@@ -75,6 +77,9 @@ class Recorder(Protocol):
 
     def step(self, step: Step) -> None: ...
     def log(self, line: str) -> None: ...
+    def keep(self, name: str, data: bytes) -> None:
+        """Keep a file of the agent's own (a log, a transcript) in the record, below `agent/`."""
+        ...
 
 
 class Room(Protocol):
@@ -95,9 +100,16 @@ class Room(Protocol):
         ...
 
     async def run(
-        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        limit: OutputLimit | None = None,
+        secret: str | None = None,
     ) -> ExecResult:
-        """A command of the harness itself (the oracle's script): bounded by the rest of the total time only."""
+        """A command of the harness itself (the oracle's script, an agent's program): bounded by the rest of the total
+        time only. `limit` says how much output is kept; `secret` is replaced where what was given is recorded."""
         ...
 
     async def read(self, path: str) -> bytes: ...
@@ -113,9 +125,25 @@ class Room(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ModelEndpoint:
+    """The model as programs inside the sandbox reach it: `http://model.proctor/v1` and a key for this trial alone.
+
+    `protocols` are those that it answers: `chat` (OpenAI chat completions), `responses` (OpenAI responses), `messages`
+    (Anthropic messages).
+    """
+
+    base_url: str
+    token: str = field(repr=False)
+    protocols: tuple[str, ...] = ("chat",)
+
+
 @dataclass(slots=True)
 class HarnessContext:
-    """Everything a harness may use. `task` is given to `oracle` only for its reference solution."""
+    """Everything a harness may use. `task` is given to `oracle` only for its reference solution.
+
+    `endpoint` is there for a harness that has `protocols` (its agent runs in the sandbox and calls the model itself).
+    """
 
     instruction: str
     room: Room
@@ -125,12 +153,14 @@ class HarnessContext:
     task: Task
     seed: int
     options: Mapping[str, Any] = field(default_factory=dict)
+    endpoint: ModelEndpoint | None = None
 
 
 class Harness(Protocol):
-    """A harness: built-in by name, or any Python class given as `module.path:ClassName`.
+    """A harness: built-in by name, an `agent.toml`, or any Python class given as `module.path:ClassName`.
 
-    A class may have `options_model`, the pydantic model of its options: they are then checked before a run starts.
+    A class may have `options_model`, the pydantic model of its options: they are then checked before a run starts. One
+    that is an `InstalledHarness` besides is given what it asks for inside the sandbox.
     """
 
     name: str
@@ -138,3 +168,22 @@ class Harness(Protocol):
     needs_model: bool
 
     async def run(self, context: HarnessContext) -> AgentResult: ...
+
+
+@runtime_checkable
+class InstalledHarness(Protocol):
+    """What a harness has besides whose agent is a program inside the sandbox."""
+
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        """What the program speaks with its model, any of them; empty: it needs no endpoint."""
+        ...
+
+    @property
+    def injected(self) -> dict[str, str]:
+        """Digests, by name, of everything that it brings into a trial: they are part of the lock."""
+        ...
+
+    async def layers(self, store: ImageStore, progress: Progress) -> tuple[Layer, ...]:
+        """Read-only layers to stack above the task's image, built before any trial's clock starts."""
+        ...

@@ -160,3 +160,7 @@ class CountingRecorder:
     def log(self, line: str) -> None:
         """Hand the line on."""
         self._inner.log(line)
+
+    def keep(self, name: str, data: bytes) -> None:
+        """Hand the file on."""
+        self._inner.keep(name, data)

@@ -6,6 +6,7 @@ import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from proctor.agents.recipe import find_recipe, load_recipe, recipe_names
 from proctor.common import ConfigError
 
 if TYPE_CHECKING:
@@ -22,15 +23,20 @@ HARNESSES: dict[str, str] = {
 
 
 def load_harness(name: str) -> Harness:
-    """The harness of that name, or the class at `module.path:ClassName`, made without arguments.
+    """The harness of that name, the command-line agent of a recipe (by its name, or the path of its `.toml`), or the
+    class at `module.path:ClassName`, made without arguments.
 
-    Raises ConfigError when there is none, or when the class does not fit the Harness protocol.
+    Raises ConfigError when there is none, or when the recipe or class is not as it should be.
     """
+    if name not in HARNESSES and (recipe := find_recipe(name)) is not None:
+        from proctor.agents.command_line import CommandLineAgent
+
+        return CommandLineAgent(load_recipe(recipe))
     path = HARNESSES.get(name, name)
     module_name, colon, class_name = path.partition(":")
     if not colon:
-        known = ", ".join(HARNESSES)
-        raise _problem(f"there is no harness {name!r}", f"one of {known}, or module.path:ClassName")
+        known = ", ".join((*HARNESSES, *recipe_names()))
+        raise _problem(f"there is no harness {name!r}", f"one of {known}, an agent.toml, or module.path:ClassName")
     try:
         found: Any = importlib.import_module(module_name)
     except ImportError as error:

@@ -19,7 +19,7 @@ import anyio
 
 from proctor.agents.faults import HANG_S, cut, not_made, refused
 from proctor.common import ConfigError, InfraError, canonical_json
-from proctor.sandbox.contract import EndReason, ExecResult, FileError, FileStat, Output, SandboxLost
+from proctor.sandbox.contract import EndReason, ExecResult, FileError, FileStat, Output, OutputLimit, SandboxLost
 
 if TYPE_CHECKING:
     from proctor.agents.faults import Fault, ToolFaults
@@ -41,6 +41,7 @@ _CLEAN_UP_S = 10.0
 _KILL_GRACE_S = 15.0
 """How long after its own time-out an exec may take to come back before the sandbox counts as lost."""
 
+_HIDDEN = "[redacted]"
 _T = TypeVar("_T")
 
 
@@ -57,6 +58,16 @@ class Given:
     user: str | None = None
     env: Mapping[str, str] | None = None
     data: bytes | None = None
+
+    def without(self, secret: str) -> Given:
+        """The same with `secret` replaced wherever it occurs."""
+        return Given(
+            tuple(part.replace(secret, _HIDDEN) for part in self.argv),
+            self.cwd,
+            self.user,
+            {name: value.replace(secret, _HIDDEN) for name, value in (self.env or {}).items()},
+            None if self.data is None else self.data.replace(secret.encode(), _HIDDEN.encode()),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +194,22 @@ class BoundedRoom:
         )
 
     async def run(
-        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdin: bytes | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        limit: OutputLimit | None = None,
+        secret: str | None = None,
     ) -> ExecResult:
         """Run a command of the harness itself, for as long as the trial lasts. See `Room.run`."""
         self._allow()
-        return await self._exec("run", argv, " ".join(argv), self._guard.remaining_s(), env=env, stdin=stdin)
+        given = Given(tuple(argv), self.workdir, self._user, env, stdin)
+        if secret:
+            given = given.without(secret)
+        return await self._exec(
+            "run", argv, " ".join(given.argv), self._guard.remaining_s(), env=env, stdin=stdin, limit=limit, given=given
+        )
 
     async def again(
         self,
@@ -293,16 +315,25 @@ class BoundedRoom:
         env: Mapping[str, str] | None = None,
         stdin: bytes | None = None,
         injected: Fault | None = None,
+        limit: OutputLimit | None = None,
+        given: Given | None = None,
     ) -> ExecResult:
         started_at, start = _now(), time.monotonic()
-        given = Given(tuple(argv), self.workdir, self._user, env, stdin)
+        given = given or Given(tuple(argv), self.workdir, self._user, env, stdin)
         result: ExecResult | None = None
         error: str | None = "cut before it ended"
         try:
             # The sandbox has its own clock for the command; this one is for a sandbox that does not answer at all.
             with anyio.move_on_after(limit_s + _KILL_GRACE_S):
                 result = await self.sandbox.exec(
-                    argv, cwd=self.workdir, env=env, user=self._user, stdin=stdin, timeout_s=limit_s, keep=True
+                    argv,
+                    cwd=self.workdir,
+                    env=env,
+                    user=self._user,
+                    stdin=stdin,
+                    timeout_s=limit_s,
+                    keep=True,
+                    limit=limit or OutputLimit(),
                 )
             if result is None or result.reason is EndReason.GUEST_LOST:
                 reason = "did not answer after a time-out" if result is None else "ended during a command"

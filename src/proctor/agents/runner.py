@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from proctor.agents.contract import AgentResult, Harness, HarnessContext, Recorder, StopReason
+from proctor.agents.contract import AgentResult, Harness, HarnessContext, ModelEndpoint, Recorder, StopReason
 from proctor.agents.limits import CountingRecorder, LimitGuard, LimitReached, MeteredModel
 from proctor.agents.room import BoundedRoom, OnRoomEvent
 from proctor.common import ConfigError, InfraError, RefusedError
@@ -38,13 +38,14 @@ async def run_harness(
     on_event: OnRoomEvent | None = None,
     faults: ToolFaults | None = None,
     wrap_room: Callable[[BoundedRoom], Room] = lambda room: room,
+    endpoint: ModelEndpoint | None = None,
 ) -> AgentResult:
     """Let `harness` work on `task` in `sandbox` until it ends or a limit fires.
 
     The steps go to `recorder` as they happen, each call on the sandbox to `on_event`. `workdir` defaults to the
-    task's, then the image's. `faults` makes a share of its tool calls go wrong on purpose;
-    `wrap_room` may put another room before the real one (replays). Whatever the harness says, a limit that was passed
-    is the result.
+    task's, then the image's; `endpoint` is the model as programs inside reach it. `faults` makes a share of its tool
+    calls go wrong on purpose; `wrap_room` may put another room before the real one (replays). Whatever the harness
+    says, a limit that was passed is the result.
 
     Raises InfraError (SandboxLost among them) when the machinery failed, RefusedError when a limit cannot be
     enforced, ConfigError for options or a model that do not fit. Anything else a harness raises is its own
@@ -63,6 +64,7 @@ async def run_harness(
         task=task if getattr(harness, "sees_solution", False) else replace(task, solution=None),
         seed=seed,
         options=dict(options or {}),
+        endpoint=endpoint,
     )
     try:
         result = await _bounded(harness, context, guard)

@@ -75,7 +75,10 @@ def read_declaration(path: Path) -> Request:
         options += [_option(name, key, value, folder) for key, value in entry.options.items()]
     return Request(
         sources=tuple(os.path.normpath(folder / task) for task in declared.tasks),
-        agents=tuple(f"{entry.label}={entry.use}" if entry.label else entry.use for entry in harnesses),
+        agents=tuple(
+            f"{entry.label}={_path(entry.use, folder)}" if entry.label else _path(entry.use, folder)
+            for entry in harnesses
+        ),
         models=tuple(_path(model, folder) for model in declared.models),
         attempts=declared.attempts,
         limits=tuple(f"{name}={value}" for name, value in declared.limits.items()),

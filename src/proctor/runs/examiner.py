@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from proctor.runs.preparation import Preparation
     from proctor.runs.record import TrialRecord
     from proctor.sandbox import Edge
-    from proctor.sandbox.contract import Image, Sandbox
+    from proctor.sandbox.contract import Image, Layer, Sandbox
     from proctor.tasks.model import AgentLimits, Task
     from proctor.tasks.predictions import Prediction
 
@@ -145,7 +145,8 @@ class TrialExaminer:
             return Verdict(Outcome.INFRA_ERROR, "image", self._preparation.missing[trial.task.name])
         limits = trial_limits(trial, self._plan.limits)
         record.stages.enter(Stage.ADMISSION)
-        spec = await equipped_spec(self._plan.run_id, trial, image, limits, self._equipment)
+        kit = self._preparation.kits.get(trial.agent.label, ())
+        spec = await equipped_spec(self._plan.run_id, trial, image, limits, self._equipment, kit)
         box = await self._edge.create(spec, on_admitted=lambda: record.stages.enter(Stage.START))
         with watched(longest_s(trial.task, limits), record):
             try:
@@ -297,12 +298,15 @@ def watched(seconds: float, record: TrialRecord) -> Iterator[None]:
         raise InfraError(f"the trial hangs: {seconds:g} s are over and it is still in stage {stage}")
 
 
-def room_spec(run_id: str, trial: TrialPlan, image: Image, limits: AgentLimits) -> SandboxSpec:
-    """The agent's sandbox: what the task's environment asks for, no network, and a life a little longer than the
-    harness's."""
+def room_spec(
+    run_id: str, trial: TrialPlan, image: Image, limits: AgentLimits, kit: tuple[Layer, ...] = ()
+) -> SandboxSpec:
+    """The agent's sandbox: what the task's environment asks for, the agent's own toolkit above its image, no network,
+    and a life a little longer than the harness's."""
     environment = trial.task.environment
     return SandboxSpec(
         image=image,
+        layers=kit,
         resources=Resources(cpus=environment.cpus, memory_mb=environment.memory_mb, disk_mb=environment.storage_mb),
         lifecycle=Lifecycle(ttl_s=longest_s(trial.task, limits) + _MARGIN_S),
         workdir=environment.workdir,
@@ -312,12 +316,17 @@ def room_spec(run_id: str, trial: TrialPlan, image: Image, limits: AgentLimits) 
 
 
 async def equipped_spec(
-    run_id: str, trial: TrialPlan, image: Image, limits: AgentLimits, equipment: Equipment
+    run_id: str,
+    trial: TrialPlan,
+    image: Image,
+    limits: AgentLimits,
+    equipment: Equipment,
+    kit: tuple[Layer, ...] = (),
 ) -> SandboxSpec:
-    """The agent's sandbox with the programs that the trial's condition puts into it."""
-    spec = room_spec(run_id, trial, image, limits)
+    """The agent's sandbox with its own toolkit and the programs that the trial's condition puts into it."""
+    spec = room_spec(run_id, trial, image, limits, kit)
     if programs := trial.condition.programs(trial.task):
-        spec = replace(spec, layers=(await equipment.layer(spec, programs),))
+        spec = replace(spec, layers=(*kit, await equipment.layer(spec, programs)))
     return spec
 
 

@@ -48,11 +48,15 @@ class StageTime(_Record):
 
 
 class HarnessLock(_Record):
-    """The harness half of an agent. `ref` is what was asked for: a built-in name or `module:Class`."""
+    """The harness half of an agent. `ref` is what was asked for: a built-in name, `module:Class`, or a recipe."""
 
     ref: str
     name: str
     version: str
+    injected: dict[str, str] = {}
+    """Digests, by name, of everything that a recipe brings into a trial."""
+    layers: list[str] = []
+    """Digests of the toolkit's layers, which lie above the image of the task, lowest first."""
 
 
 class ModelLock(_Record):

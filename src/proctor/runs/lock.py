@@ -30,7 +30,7 @@ from proctor.runs.formats import (
 from proctor.runs.plan import effective_limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from proctor.runs.plan import AgentSpec, RunPlan
 
@@ -45,8 +45,11 @@ class ImageFact:
     """Proofs that no future is in the git history, by the repository's path."""
 
 
-def make_lock(plan: RunPlan, images: Mapping[str, ImageFact]) -> RunLock:
-    """The lock of a plan. `images` is by task name; a task whose image could not be had is missing there."""
+def make_lock(
+    plan: RunPlan, images: Mapping[str, ImageFact], kits: Mapping[str, Sequence[str]] | None = None
+) -> RunLock:
+    """The lock of a plan. `images` is by task name; a task whose image could not be had is missing there. `kits` has
+    the digests of the layers of an agent's toolkit, by the agent's label."""
     from proctor import __version__
 
     return RunLock(
@@ -77,7 +80,7 @@ def make_lock(plan: RunPlan, images: Mapping[str, ImageFact]) -> RunLock:
             for entry in plan.entries
         ],
         unrunnable=[UnrunnableLock(name=task.name, reason=task.reason) for task in plan.unrunnable],
-        agents=[lock_agent(agent) for agent in plan.agents],
+        agents=[lock_agent(agent, (kits or {}).get(agent.label, ())) for agent in plan.agents],
         attempts=plan.attempts,
         seed=plan.seed,
         limits=dict(plan.limits),
@@ -98,14 +101,15 @@ def lock_conditions(plan: RunPlan) -> list[ConditionLock]:
     return [ConditionLock(**locked(one, tasks, limits)) for one in plan.conditions if one.is_treated]
 
 
-def lock_agent(agent: AgentSpec) -> AgentLock:
+def lock_agent(agent: AgentSpec, layers: Sequence[str] = ()) -> AgentLock:
     """An agent as the lock holds it."""
     model = None
     if agent.model is not None:
         fields = plain(asdict(agent.model))
         names = ("name", "base_url", "api_key_env")
         model = ModelLock(**{name: fields.pop(name) for name in names}, sampling=fields)
-    harness = HarnessLock(ref=agent.ref, name=agent.name, version=agent.version)
+    harness = HarnessLock(ref=agent.ref, name=agent.name, version=agent.version, injected=dict(agent.injected),
+                          layers=list(layers))  # fmt: skip
     return AgentLock(label=agent.label, harness=harness, model=model, options=plain(agent.options),
                      option_digests=dict(agent.option_digests))  # fmt: skip
 

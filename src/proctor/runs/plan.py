@@ -32,6 +32,8 @@ class AgentSpec:
     model: ModelSpec | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     option_digests: Mapping[str, str] = field(default_factory=dict)
+    injected: Mapping[str, str] = field(default_factory=dict)
+    """Digests, by name, of what the harness brings into the sandbox."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from proctor.agents.contract import InstalledHarness
+from proctor.agents.registry import load_harness
 from proctor.common import InfraError
 from proctor.runs.lock import ImageFact
 from proctor.runs.outcome import describe
@@ -15,7 +17,8 @@ if TYPE_CHECKING:
 
     from proctor.runs.plan import RunPlan
     from proctor.runs.progress import Progress
-    from proctor.sandbox.contract import Image
+    from proctor.sandbox.contract import Image, Layer
+    from proctor.sandbox.images import ImageStore
     from proctor.sandbox.images import Progress as ImageProgress
 
 HISTORY = "history:"
@@ -28,6 +31,13 @@ class Preparation:
 
     rooms: Mapping[str, Image]
     missing: Mapping[str, str] = field(default_factory=dict)
+    kits: Mapping[str, tuple[Layer, ...]] = field(default_factory=dict)
+    """Layers of the toolkits that agents bring, by the agent's label."""
+
+    @property
+    def kit_digests(self) -> dict[str, list[str]]:
+        """The same as the lock names them."""
+        return {label: [layer.digest or "" for layer in layers] for label, layers in self.kits.items()}
 
     @property
     def images(self) -> dict[str, ImageFact]:
@@ -63,7 +73,16 @@ async def prepare_all(plan: RunPlan, progress: Progress) -> Preparation:
             progress.note(f"{name}: no image: {missing[name]}")
     if not rooms:
         raise InfraError(f"no task has an image: {next(iter(missing.values()))}", remedy="see proctor doctor")
-    return Preparation(rooms, missing)
+    return Preparation(rooms, missing, await prepare_kits(plan, store, progress))
+
+
+async def prepare_kits(plan: RunPlan, store: ImageStore, progress: Progress) -> dict[str, tuple[Layer, ...]]:
+    """The toolkit of every agent that brings one. Without it an agent cannot run at all, so a failure is raised."""
+    kits: dict[str, tuple[Layer, ...]] = {}
+    for agent in plan.agents:
+        if agent.injected and isinstance(harness := load_harness(agent.ref), InstalledHarness):
+            kits[agent.label] = await harness.layers(store, _steps_of(agent.label, progress))
+    return kits
 
 
 def _steps_of(name: str, progress: Progress) -> ImageProgress:

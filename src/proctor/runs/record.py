@@ -58,6 +58,9 @@ _SECRET = re.compile(r"key|token|secret|passw|credential", re.I)
 REDACTED = "[redacted]"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 TEMPORARY = ".tmp-"
+_MAX_NAME = 200
+_MAX_KEPT_BYTES = 128 << 20
+"""How much of an agent's own files is kept for a trial."""
 
 
 class RecordError(ProctorError):
@@ -133,6 +136,7 @@ class TrialRecord:
         self._tools_noted = False
         self.final_message = ""
         self.grade: Grade | None = None
+        self._kept_bytes = 0
         self._files: dict[str, Any] = {}
         self._receipts = ReceiptFile()
         self._findings: list[FindingEntry] = []
@@ -160,6 +164,20 @@ class TrialRecord:
         """Append a line to `logs/harness.log`."""
         self._append("logs/harness.log", line.encode("utf-8", "backslashreplace") + b"\n")
         self.events.write("log", {"text": line[:_LOGGED]})
+
+    def keep(self, name: str, data: bytes) -> None:
+        """Keep a file of the agent's own in `agent/`, as far as there is room for it. Names come from the sandbox."""
+        safe = re.sub(r"[^A-Za-z0-9._@+-]+", "_", name).lstrip(".")[:_MAX_NAME] or "file"
+        folder = self.directory / "agent"
+        with record_errors(f"{self.directory.name}/agent"):
+            folder.mkdir(exist_ok=True)
+            if (folder / safe).exists():
+                safe = f"{len(os.listdir(folder))}-{safe}"
+        room = _MAX_KEPT_BYTES - self._kept_bytes
+        if len(data) > room:
+            self.log(f"agent/{safe}: {len(data) - room} of {len(data)} bytes were not kept")
+        self._kept_bytes += len(data[:room])
+        self.put_bytes(f"agent/{safe}", data[:room])
 
     # What the host observes.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
+from proctor.agents.contract import InstalledHarness
 from proctor.agents.registry import load_harness
 from proctor.common import ConfigError, RefusedError, digest_file, digest_json, digest_tree, new_id
 from proctor.runs.conditions import Asked, make_conditions
@@ -22,6 +23,7 @@ from proctor.tasks import load_any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from proctor.agents.contract import Harness
     from proctor.models.contract import ModelSpec
     from proctor.runs.formats import RunLock
     from proctor.tasks.model import Dataset
@@ -111,9 +113,17 @@ def plan_again(lock: RunLock) -> RunPlan:
 
 def _agent_again(agent: Any) -> AgentSpec:
     harness = load_harness(agent.harness.ref)
+    injected = injected_by(harness)
     model = unlock_model(agent.model) if agent.model else None
     digests = {path: digest_path(Path(path)) for path in agent.option_digests}
-    return AgentSpec(agent.label, agent.harness.ref, harness.name, harness.version, model, agent.options, digests)
+    return AgentSpec(
+        agent.label, agent.harness.ref, harness.name, harness.version, model, agent.options, digests, injected
+    )
+
+
+def injected_by(harness: Harness) -> dict[str, str]:
+    """Digests of what a harness brings into the sandbox."""
+    return harness.injected if isinstance(harness, InstalledHarness) else {}
 
 
 def load_datasets(sources: Sequence[str], select: Sequence[str]) -> list[Dataset]:
@@ -242,7 +252,10 @@ def load_agents(agents: Sequence[str], models: Sequence[str], options: Sequence[
             name = agent.label or harness.name
             if model is not None and (agent.label is None or len(specs) > 1):
                 name = f"{name}+{model.name}"
-            found.append(AgentSpec(name, agent.ref, harness.name, harness.version, model, agent.options, digests))
+            injected = injected_by(harness)
+            found.append(
+                AgentSpec(name, agent.ref, harness.name, harness.version, model, agent.options, digests, injected)
+            )
     if specs and not any(agent.model for agent in found):
         raise ConfigError("no agent here uses a model", field="--model", remedy="leave it out, or choose another agent")
     return found
@@ -281,7 +294,10 @@ def _split_label(text: str) -> tuple[str | None, str]:
     label, equals, ref = text.partition("=")
     if equals and (not label or not ref):
         raise ConfigError(f"{text!r} is not LABEL=NAME", field="--agent")
-    return (label, ref) if equals else (None, text)
+    if not equals:
+        label, ref = "", text
+    # A recipe has to be found again from wherever the run is resumed.
+    return label or None, os.path.abspath(ref) if ref.endswith(".toml") else ref
 
 
 def give_options(options: Sequence[str], agents: Sequence[_Wanted]) -> None:

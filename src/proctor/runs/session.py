@@ -104,7 +104,7 @@ class Session:
 
     def _settle(self, preparation: Preparation) -> None:
         """Write the lock of a new run; compare that of an old one. From here on the run can be resumed."""
-        lock = make_lock(self.plan, preparation.images)
+        lock = make_lock(self.plan, preparation.images, preparation.kit_digests)
         if self.lock is None:
             with record_errors(str(self.directory)):
                 self.directory.mkdir(parents=True, exist_ok=True)
