@@ -9,6 +9,7 @@ import shutil
 import signal
 import stat
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +62,8 @@ class DirectoryBox:
         async def feed() -> None:
             assert process.stdin is not None
             if stdin:
-                await process.stdin.send(stdin)
+                with suppress(anyio.BrokenResourceError):  # it need not read what it is given
+                    await process.stdin.send(stdin)
             await process.stdin.aclose()
 
         timed_out = False
