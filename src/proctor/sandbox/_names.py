@@ -30,14 +30,18 @@ class NameLayers:
         self._home = home
         self._folder: Path | None = None
 
-    def around(self, paths: tuple[Path | int, ...], image_layers: int) -> tuple[Path | int, ...]:
-        """A stack, lowest first, whose first `image_layers` are the image's, with the two layers put in."""
+    def around(
+        self, paths: tuple[Path | int, ...], image_layers: int, above: tuple[Path, ...] = ()
+    ) -> tuple[Path | int, ...]:
+        """A stack, lowest first, whose first `image_layers` are the image's, with the two layers put in, and `above`
+        right above them."""
         if self._folder is None:
             self._folder = self._make()
         return (
             self._folder / "below",
             *paths[:image_layers],
             self._folder / "above",
+            *above,
             *paths[image_layers:],
         )
 

@@ -27,8 +27,10 @@ def check(spec: SandboxSpec) -> None:
         raise RefusedError(
             f"{spec.backend}/{spec.runtime} is not available", field="backend", remedy="use container/native"
         )
-    if spec.network not in ("none", "open"):
-        raise RefusedError(f"{spec.network!r} is not available", field="network", remedy="use none")
+    if isinstance(spec.network, str) and spec.network not in ("none", "open"):
+        raise RefusedError(
+            f"{spec.network!r} is not available", field="network", remedy="use none, open or a NetworkPolicy"
+        )
     resources = spec.resources
     for name, value in (("cpus", resources.cpus), ("memory_mb", resources.memory_mb), ("pids", resources.pids)):
         if not value > 0:
@@ -41,6 +43,11 @@ def check(spec: SandboxSpec) -> None:
     for name, limit in (("ttl_s", spec.lifecycle.ttl_s), ("idle_timeout_s", spec.lifecycle.idle_timeout_s)):
         if limit is not None and not limit > 0:
             raise ConfigError(f"must be above zero, not {limit}", field=f"lifecycle.{name}")
+
+
+def is_open(spec: SandboxSpec) -> bool:
+    """Whether the sandbox shares the machine's network."""
+    return spec.network == "open" if isinstance(spec.network, str) else spec.network.mode == "open"
 
 
 def make_plan(
@@ -63,7 +70,7 @@ def make_plan(
         seccomp=program(),
         hostname=spec.hostname,
         binds=tuple(Bind(mount.source, mount.target) for mount in (*image.mounts, *spec.mounts)),
-        network=spec.network,
+        network="open" if is_open(spec) else "none",
     )
 
 

@@ -16,6 +16,7 @@ from anyio.lowlevel import checkpoint
 
 from proctor.common import ConfigError, InfraError, ProctorError, RefusedError
 from proctor.sandbox import layers as layer_tools
+from proctor.sandbox._boxnet import NetworkedBox
 from proctor.sandbox._boxprocess import BoxProcess
 from proctor.sandbox._environment import TERMINAL, default_environment, default_user
 from proctor.sandbox.contract import (
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from proctor.sandbox._timers import Timer
     from proctor.sandbox.contract import Sandbox
     from proctor.sandbox.edge import Edge
+    from proctor.sandbox.net.boundary import Boundary
     from proctor.sandbox.runtimes.contract import Incarnation
 
     Action = Callable[[], Awaitable[None]]
@@ -54,10 +56,18 @@ if TYPE_CHECKING:
 _END_DEADLINE_S = 30.0
 
 
-class Box:
+class Box(NetworkedBox):
     """A live sandbox. Made by `Edge.create`; also an async context manager that closes itself."""
 
-    def __init__(self, edge: Edge, box_id: str, spec: SandboxSpec, image: Image, stack: tuple[Layer, ...]) -> None:
+    def __init__(
+        self,
+        edge: Edge,
+        box_id: str,
+        spec: SandboxSpec,
+        image: Image,
+        stack: tuple[Layer, ...],
+        boundary: Boundary | None = None,
+    ) -> None:
         self.id = box_id
         self.spec = spec
         self.image = image
@@ -69,6 +79,7 @@ class Box:
         self._environment = default_environment(spec, image)
         self._workdir = spec.workdir or image.workdir or "/"
         self._history = History(box_id, spec, image, created_at=now())
+        self._begin_network(boundary)
         # Held while the sandbox changes its incarnation or ends.
         self._change = anyio.Lock(fast_acquire=True)
         self._reason: EndReason | None = None
@@ -273,7 +284,7 @@ class Box:
         made: dict[str, Box] = {}
 
         async def open_one(box_id: str) -> None:
-            made[box_id] = await self._edge._open(box_id, self.spec, self.image, stack)
+            made[box_id] = await self._edge._open(box_id, self.spec, self.image, stack, self._twin)
 
         wanted, stack = tuple(reserved), self._stack
         reserved.clear()  # from here on their room is the sandboxes' own
@@ -417,6 +428,7 @@ class Box:
             # It was lost before it was ours to notice.
             await self._end_incarnation()
             raise LaunchError(f"{self.id}: the guest ended at once: {live.channel.lost.message}")
+        self._carry(live)
         if self.spec.workdir is not None:
             try:
                 await live.channel.mkdir(self.spec.workdir)
@@ -457,6 +469,7 @@ class Box:
             self._history.end_reason = self._reason
             self._history.end_detail = self._detail
             self._history.ended_at = now()
+            self._end_network()
             self._edge._forget(self)
             self._ended.set()
 

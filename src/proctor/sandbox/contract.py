@@ -11,9 +11,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path  # noqa: TC003 - the same
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from proctor.common import ExitCode, InfraError, ProctorError
+
+if TYPE_CHECKING:
+    from proctor.sandbox.net.policy import NetworkPolicy
 
 Backend = Literal["container"]
 Runtime = Literal["native"]
@@ -106,8 +109,9 @@ class SandboxSpec:
     """What a caller needs. `image` is a reference (`host`, `debian:bookworm`, `sha256:…`) or an Image.
 
     `layers` are stacked above the image's own (toolkits, a frozen upper); `env` is merged over the image's.
-    `network` is `none` (loopback only). `open` shares the machine's network; it is meant for image builds,
-    has to be asked for by that word, and marks the receipt.
+    `network` is `none` (loopback only) or a `NetworkPolicy` (what it names is carried, everything else is refused; see
+    `proctor.sandbox.net`). `open` shares the machine's network; it is meant for image builds, has to be asked for by
+    that word, and marks the receipt.
     """
 
     image: str | Image = "host"
@@ -117,7 +121,7 @@ class SandboxSpec:
     runtime: Runtime = "native"
     resources: Resources = Resources()
     lifecycle: Lifecycle = Lifecycle()
-    network: Literal["none", "open"] = "none"
+    network: Literal["none", "open"] | NetworkPolicy = "none"
     user: str | None = None
     workdir: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
@@ -255,6 +259,9 @@ class Receipt:
     execs: int
     incarnation: int
     labels: Mapping[str, str] = field(default_factory=dict)
+    network_decisions: Mapping[str, Any] = field(default_factory=dict)
+    """Of a carried network: the policy's digest and version, services, and totals of what was let through, refused and
+    why. Empty without one."""
 
 
 OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]

@@ -20,6 +20,7 @@ from proctor.common import InfraError, ProctorError, RefusedError, state_dir
 from proctor.sandbox import sweep
 from proctor.sandbox._admission import Demand, Ledger, Machine, Policy, raise_descriptor_limit
 from proctor.sandbox._burial import Burial, Waste
+from proctor.sandbox._carry import carried
 from proctor.sandbox._faults import point
 from proctor.sandbox._frozen import FrozenLayers
 from proctor.sandbox._images import ImageCache
@@ -43,13 +44,19 @@ from proctor.sandbox.runtimes.contract import Order
 from proctor.sandbox.runtimes.registry import Runtimes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from pathlib import Path
 
     from anyio.abc import TaskStatus
 
+    from proctor.sandbox._carry import Carry
     from proctor.sandbox.contract import Resources
     from proctor.sandbox.images import ImageStore
+    from proctor.sandbox.net.dialer import Dialer
+    from proctor.sandbox.net.events import OnNetwork
+    from proctor.sandbox.net.faults import FaultProfile
+    from proctor.sandbox.net.secrets import Secret
+    from proctor.sandbox.net.services import Service
     from proctor.sandbox.runtimes.contract import Incarnation
 
 log = logging.getLogger(__name__)
@@ -84,6 +91,7 @@ class Edge:
         self._ledger = Ledger(policy)
         self._boxes: dict[str, Box] = {}
         self._names = NameLayers(self.home)
+        self._dialer: Dialer | None = None
         self._count = 0
         self._token: Token[Edge | None] | None = None
 
@@ -156,16 +164,24 @@ class Edge:
         *,
         deadline_s: float | None = None,
         on_admitted: Callable[[], None] | None = None,
+        services: Mapping[str, Service] | None = None,
+        secrets: Mapping[str, Secret] | None = None,
+        faults: FaultProfile | None = None,
+        on_network: OnNetwork | None = None,
     ) -> Box:
         """Make a sandbox; it waits for room up to `deadline_s` (default: the Edge's). Close it, or use `async with`.
 
         `on_admitted` is called between the wait for room and the launch.
+        `services` answer names (whatever the policy says); `secrets` are tokens inside, variables by these names, and
+        values at their hosts; `faults` break connections on purpose; `on_network` gets every event (docs/network.md).
+        They are kept over reset and fork.
         Raises RefusedError when the machine cannot honour the spec or had no room in time, ImageError, LaunchError.
         """
         if self._token is None:
             raise InfraError("the Edge is not open", remedy="use it in an `async with`")
         spec = spec or SandboxSpec()
         check(spec)
+        carry = carried(spec, services, secrets, faults, on_network, self._get_dialer)
         image = await self._images.resolve(spec.image)
         stack = (*image.layers, *spec.layers)
         self._images.hold(stack)
@@ -176,7 +192,7 @@ class Edge:
         except BaseException:
             self._release(box_id)
             raise
-        return await self._open(box_id, spec, image, stack)
+        return await self._open(box_id, spec, image, stack, carry)
 
     @property
     def boxes(self) -> tuple[Box, ...]:
@@ -191,6 +207,14 @@ class Edge:
         """Free a layer that `snapshot` made, once no sandbox uses it any more. Unknown layers are ignored."""
         self._burial.discard(self._frozen.drop(layer))
 
+    def _get_dialer(self) -> Dialer:
+        """One for all sandboxes: its threads for slow names are bounded for the whole Edge."""
+        if self._dialer is None:
+            from proctor.sandbox.net.dialer import Dialer
+
+            self._dialer = Dialer()
+        return self._dialer
+
     async def _reserve(self, spec: SandboxSpec, deadline_s: float | None = None) -> str:
         """Wait for room; returns the id of the sandbox that may now be opened."""
         self._count += 1
@@ -199,14 +223,17 @@ class Edge:
         await self._admit(box_id, Demand.of(spec.resources, on_disk=driver != "memory"), deadline_s)
         return box_id
 
-    async def _open(self, box_id: str, spec: SandboxSpec, image: Image, stack: tuple[Layer, ...]) -> Box:
+    async def _open(
+        self, box_id: str, spec: SandboxSpec, image: Image, stack: tuple[Layer, ...], carry: Carry | None
+    ) -> Box:
         """Start a sandbox that has room. If it fails, the room is free again."""
         try:
             self._frozen.use(stack)
         except BaseException:
             self._release(box_id)
             raise
-        box = Box(self, box_id, spec, image, stack)
+        boundary = carry(box_id, self._tasks.start_soon) if carry is not None else None
+        box = Box(self, box_id, spec, image, stack, boundary)
         self._boxes[box_id] = box
         await box._begin()
         at, life = anyio.current_time(), spec.lifecycle
@@ -365,8 +392,10 @@ class Edge:
 
     def _paths(self, box: Box, stack: tuple[Layer, ...]) -> tuple[Path | int, ...]:
         paths = tuple(layer.path if layer.handle is None else self._frozen.descriptor(layer) for layer in stack)
-        carried = box.spec.network not in ("none", "open")
-        return self._names.around(paths, len(box.image.layers)) if carried else paths
+        if box._boundary is None:
+            return paths
+        folder = self._directory.path / "trust" / box.id
+        return self._names.around(paths, len(box.image.layers), box._trust(folder, paths))
 
     # --- services ---------------------------------------------------------------------------------------------------
 
@@ -384,6 +413,7 @@ class Edge:
         """Nothing of an ended sandbox is left."""
         point("close:after-upper")
         self._note(box.id, State.CLOSED, reason=box.ended)
+        box._forget_trust()
         point("close:after-closed")
         self._boxes.pop(box.id, None)
         self._release(box.id)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from proctor.sandbox.contract import EndReason, Image, Layer, Receipt, SandboxSpec, Stats
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 TIER = "container/native"
 """Namespaces, seccomp and limits on the host's own kernel: one kernel bug away from the host."""
@@ -68,6 +68,8 @@ class History:
     ended_at: str | None = None
     end_reason: EndReason | None = None
     end_detail: str = ""
+    network: str = "none"
+    decisions: Callable[[], Mapping[str, Any]] = dict
 
     def receipt(self, layers: tuple[Layer, ...], stats: Stats | None) -> Receipt:
         """The receipt as of now; `stats` are those of the living incarnation, if there is one."""
@@ -89,7 +91,7 @@ class History:
                 "idle_timeout_s": self.spec.lifecycle.idle_timeout_s,
             },
             limit_mechanisms=dict(self.mechanisms),
-            network=self.spec.network,
+            network=self.network,
             created_at=self.created_at,
             ended_at=self.ended_at,
             end_reason=self.end_reason,
@@ -98,4 +100,5 @@ class History:
             execs=self.execs,
             incarnation=self.incarnation,
             labels=dict(self.spec.labels),
+            network_decisions=self.decisions(),
         )

@@ -144,7 +144,7 @@ async def test_a_flood_is_dropped_counted_and_over_when_it_is_over() -> None:
     assert 400 < sum(reply is not None for reply in replies) < 600
     clock[0] = 10.0
     assert await answer.answer(query("one.test")) is not None
-    dropped = recorder.counts.reasons["flood"]
+    dropped = recorder.counts.reasons["lookup: flood"]
     assert dropped == sum(reply is None for reply in replies)
 
 

@@ -35,9 +35,13 @@ if TYPE_CHECKING:
     from proctor.sandbox.net.policy import Rule
     from proctor.sandbox.net.secrets import Secret
 
-    Spawn = Callable[..., None]
+    Spawn = Callable[..., object]
 
-CONNECTIONS_MAX = 512
+CONNECTIONS_MAX = 500
+LISTENERS_MAX = 960
+"""Both a little below what a guest has, who would end the sandbox or refuse without a record."""
+
+_WIDTH = ("none", "allow", "public", "open")
 
 
 class Transport(Protocol):
@@ -92,16 +96,20 @@ class Boundary:
         *,
         spawn: Spawn,
         dialer: Dialer | None = None,
+        keyring: Keyring | None = None,
     ) -> None:
         self.sandbox_id = sandbox_id
         self.network = network
         self.phase = ""
         self.dialer = dialer or Dialer()
         self.recorder = Recorder(network.on_network)
-        self.keyring = Keyring(dict(network.secrets))
+        self.keyring = keyring if keyring is not None else Keyring(dict(network.secrets))
+        self.trusted = True
+        """Whether programs inside believe our certificates, so that TLS can end here."""
         self.player = FaultPlayer(network.faults) if network.faults is not None else None
         self._spawn = spawn
         self._policy = policy
+        self._widest = policy.summary
         self._version = 1
         self._book = AddressBook()
         self._answerer = Answerer(self, self.recorder)
@@ -113,6 +121,10 @@ class Boundary:
         self._authority: Authority | None = None
         self._upstream_context: tuple[str | None, ssl.SSLContext] | None = None
         self._closed = False
+
+    def twin(self, sandbox_id: str, spawn: Spawn) -> Boundary:
+        """A boundary for a fork: the same policy, services, faults and tokens; its own addresses and records."""
+        return Boundary(sandbox_id, self._policy, self.network, spawn=spawn, dialer=self.dialer, keyring=self.keyring)
 
     # --- the policy -------------------------------------------------------------------------------------------------
 
@@ -142,7 +154,14 @@ class Boundary:
             raise RefusedError(
                 "a sandbox is open from its creation or never", field="network", remedy="create one with network open"
             )
+        if self._needs_authority(policy) and not self.trusted:
+            raise RefusedError(
+                "this policy needs TLS to end at the boundary, and the sandbox was not made to trust it",
+                field="network",
+                remedy="create the sandbox with a policy that has methods or paths",
+            )
         self._policy, self._version = policy, self._version + 1
+        self._widest = max(self._widest, policy.summary, key=_WIDTH.index)
         self.phase = self.phase if phase is None else phase
         # No await before this line's end: nobody can be judged by half of a change.
         cut = [connection for connection in self._connections.values() if not connection.still_allowed()]
@@ -176,9 +195,12 @@ class Boundary:
     @property
     def needs_authority(self) -> bool:
         """Whether TLS may have to end here, so that the sandbox must trust our certificates."""
+        return self._needs_authority(self._policy)
+
+    def _needs_authority(self, policy: NetworkPolicy) -> bool:
         faults = self.network.faults
         return (
-            any(rule.restricted for rule in self._policy.rules)
+            any(rule.restricted for rule in policy.rules)
             or bool(self.keyring)
             or any(service.tls_ports for service in self.network.services.values())
             or (faults is not None and any(fault.kind == "status" for fault in faults.faults))
@@ -219,6 +241,12 @@ class Boundary:
     async def dns(self, data: bytes, transport: Literal["udp", "tcp"] = "udp") -> bytes | None:
         """Answer a raw query."""
         return await self._answerer.answer(data, transport)
+
+    def queries_lost(self, flooded: int, malformed: int) -> None:
+        """Queries that the guest has refused by itself, because there were too many or they were none."""
+        for count, reason in ((flooded, "flood"), (malformed, "malformed: size")):
+            if count:
+                self.record(NetworkEvent("lookup", time.time(), "", "refused", reason, protocol="dns", count=count))
 
     def accepted(self, stream: CarriedPipe) -> None:
         """A program inside has connected to an address of ours."""
@@ -261,7 +289,7 @@ class Boundary:
 
     def event(self, event: NetworkEvent) -> NetworkEvent:
         """The event with the phase and version of now."""
-        return replace(event, phase=self.phase, policy_version=self._version)
+        return replace(event, sandbox=self.sandbox_id, phase=self.phase, policy_version=self._version)
 
     def record(self, event: NetworkEvent) -> None:
         """Record an event of now."""
@@ -284,9 +312,20 @@ class Boundary:
             with suppress(ProctorError):
                 await transport.unlisten(address, port)
             listening.discard(port)
+        self._listening[address] = self._listening.pop(address)  # the last in order is the last looked up
+        await self._make_room(transport, len(wanted - listening))
         for port in sorted(wanted - listening):
             await transport.listen(address, port)
             listening.add(port)
+
+    async def _make_room(self, transport: Transport, count: int) -> None:
+        """The guest's table is bounded: names that were looked up longest ago have to be looked up again."""
+        for address in list(self._listening)[:-1]:
+            if sum(map(len, self._listening.values())) + count <= LISTENERS_MAX:
+                return
+            for port in self._listening.pop(address):
+                with suppress(ProctorError):
+                    await transport.unlisten(address, port)
 
     async def _listen_anew(self) -> None:
         """After a change of policy: names that were looked up already get the ports that they have now."""
@@ -295,6 +334,11 @@ class Boundary:
                 if address in self._listening:
                     with suppress(ProctorError):
                         await self._listen(name, address)
+
+    @property
+    def summary(self) -> str:
+        """The word for the receipt: the widest policy's so far, or `services` where nothing but those is reached."""
+        return "services" if self._widest == "none" and self.network.services else self._widest
 
     # --- facts ------------------------------------------------------------------------------------------------------
 

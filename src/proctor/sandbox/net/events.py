@@ -56,6 +56,7 @@ class NetworkEvent:
     duration_s: float | None = None
     fault: str = ""
     secrets: tuple[str, ...] = ()
+    sandbox: str = ""
     policy_version: int = 0
     count: int = 1
 
@@ -87,7 +88,7 @@ class Counts:
         """Count one event."""
         self.decisions[f"{event.kind}s_{event.decision}"] += event.count
         if event.reason and event.decision != "allowed":
-            self.reasons[event.reason] += event.count
+            self.reasons[f"{event.kind}: {event.reason}"] += event.count
         if event.kind == "connection":
             known = event.name in self.names or len(self.names) < _NAMES_MAX
             self.names[event.name if known else "(others)"] += event.count
