@@ -288,8 +288,8 @@ class Boundary:
         return address
 
     def event(self, event: NetworkEvent) -> NetworkEvent:
-        """The event with the phase and version of now."""
-        return replace(event, sandbox=self.sandbox_id, phase=self.phase, policy_version=self._version)
+        """The event with sandbox, version and, unless it began in another, the phase of now."""
+        return replace(event, sandbox=self.sandbox_id, phase=event.phase or self.phase, policy_version=self._version)
 
     def record(self, event: NetworkEvent) -> None:
         """Record an event of now."""

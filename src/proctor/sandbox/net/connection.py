@@ -50,6 +50,7 @@ class Connection:
         self.number = number
         self.keyring = boundary.keyring
         self.encrypted = False
+        self._phase = boundary.phase
         self._faults = ConnectionFaults()
         if boundary.player is not None:
             self._faults = boundary.player.connection(name, port)
@@ -152,10 +153,11 @@ class Connection:
             NetworkEvent(
                 "connection",
                 at,
-                decision=decision,
-                reason=reason,
-                name=self.name,
-                port=self.port,
+                self._phase,
+                decision,
+                reason,
+                self.name,
+                self.port,
                 protocol=self._protocol,
                 sni=self._sni,
                 address=self._address,
