@@ -126,17 +126,16 @@ class CommandLineAgent:
             "seed": context.seed,
         }
         if self.needs_model:
-            endpoint, model = context.endpoint, context.model
-            if endpoint is None or model is None:
+            endpoint = context.endpoint
+            if endpoint is None:
                 raise ConfigError(f"{self.name} needs a model endpoint in its sandbox", field="agent.model",
                                   remedy="give --model")  # fmt: skip
             if not set(self.protocols) & set(endpoint.protocols):
                 raise RefusedError(f"{self.name} speaks {' or '.join(self.protocols)}, and the endpoint speaks "
                                    f"{', '.join(endpoint.protocols)}", field="agent.model",
                                    remedy="choose a model whose endpoint does")  # fmt: skip
-            base_url = endpoint.base_url.rstrip("/")
-            values |= {"endpoint": base_url, "endpoint_root": base_url.removesuffix("/v1"), "token": endpoint.token}
-            values["model"] = model.spec.name
+            values |= {"endpoint": endpoint.base_url, "endpoint_root": endpoint.origin}
+            values |= {"token": endpoint.token, "model": endpoint.model}
         check_values(values)
         return values
 

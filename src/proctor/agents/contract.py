@@ -127,23 +127,26 @@ class Room(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelEndpoint:
-    """The model as programs inside the sandbox reach it: `http://model.proctor/v1` and a key for this trial alone.
+    """Where a program in the sandbox finds the model: the gateway, under a name that only the sandbox knows.
 
-    `protocols` are those that it answers: `chat` (OpenAI chat completions), `responses` (OpenAI responses), `messages`
-    (Anthropic messages).
+    `origin` has no path; `base_url` is what most clients call a base URL. The token is good for this trial alone, as
+    an API key of any client. `protocols` are those that the model can be asked in: `chat`, `responses`, `messages`.
     """
 
-    base_url: str
+    origin: str
     token: str = field(repr=False)
-    protocols: tuple[str, ...] = ("chat",)
+    model: str
+    protocols: tuple[str, ...]
+
+    @property
+    def base_url(self) -> str:
+        """The origin with `/v1`."""
+        return f"{self.origin}/v1"
 
 
 @dataclass(slots=True)
 class HarnessContext:
-    """Everything a harness may use. `task` is given to `oracle` only for its reference solution.
-
-    `endpoint` is there for a harness that has `protocols` (its agent runs in the sandbox and calls the model itself).
-    """
+    """Everything a harness may use. `task` is given to `oracle` only for its reference solution."""
 
     instruction: str
     room: Room
@@ -154,6 +157,7 @@ class HarnessContext:
     seed: int
     options: Mapping[str, Any] = field(default_factory=dict)
     endpoint: ModelEndpoint | None = None
+    """The model as a program in the sandbox reaches it; None where there is no model, or no way to it."""
 
 
 class Harness(Protocol):
