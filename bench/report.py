@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -37,10 +38,11 @@ def measure(folder: Path, tasks: int, attempts: int, agents: int) -> dict[str, A
         skill = {f"agent-{number}": 0.2 + 0.6 * number / max(1, agents - 1) for number in range(agents)}
         make_run(run, MadeRun(tasks=tasks, attempts=attempts, skill=skill, steps=8))
     found: dict[str, Any] = {"trials": tasks * attempts * agents, "tasks": tasks}
-    start, burnt = time.perf_counter(), time.process_time()
-    page = write_report(Request((run,), folder / "report.html", "html", "beside")).path
-    found["build_s"] = round(time.perf_counter() - start, 1)
-    found["build_cpu_s"] = round(time.process_time() - burnt, 1)
+    start, burnt = time.perf_counter(), os.times()
+    workers = len(os.sched_getaffinity(0))
+    page = write_report(Request((run,), folder / "report.html", "html", "beside", workers=workers)).path
+    spent = [now - before for now, before in zip(os.times()[:4], burnt[:4], strict=True)]
+    found |= {"workers": workers, "build_s": round(time.perf_counter() - start, 1), "build_cpu_s": round(sum(spent), 1)}
     found["size_mb"] = round(page.stat().st_size / 1e6, 2)
     beside = list((folder / "report_trials").iterdir())
     found["beside_mb"] = round(sum(one.stat().st_size for one in beside) / 1e6, 1)

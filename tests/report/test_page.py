@@ -124,6 +124,23 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
     assert one.read_bytes() == two.read_bytes()
 
 
+def test_several_processes_make_the_same_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proctor.runs.reading.PARALLEL_FROM", 1)
+    made = MadeRun(
+        tasks=5, odd={2: "infra_error", 3: "planned"}, findings=(FindingEntry(kind="k", detail="d", severity="review"),)
+    )
+    run = make_run(tmp_path / "run", made)
+    (run / "trials" / sorted(one.name for one in (run / "trials").iterdir())[1] / "trajectory.json").write_text("{")
+    found = []
+    for workers in (1, 2):
+        written = write_report(Request((run,), tmp_path / "r.html", "html", "beside", workers=workers))
+        assert written.folder is not None
+        found.append((written.path.read_bytes(), {one.name: one.read_bytes() for one in written.folder.iterdir()}))
+    assert found[0] == found[1]
+    assert len(found[0][1]) == 8
+    assert b"cannot be read" in found[0][0]
+
+
 def test_the_headline_has_interval_and_denominators(tmp_path: Path) -> None:
     text = Outline(report(tmp_path, MadeRun(odd={0: "infra_error", 1: "planned"})).read_text(encoding="utf-8")).text
     assert "1 of 4" in text

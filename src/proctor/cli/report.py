@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -35,9 +36,9 @@ def report(
     default = {"junit": "xml"}.get(form or "", form or "html")
     output = output or Path(f"report.{default}")
     chosen = form or SUFFIXES.get(output.suffix.lower(), "html")
-    written = write_report(
-        Request(runs, output, chosen, trials, title, baseline, Options(level=level, seed=seed))  # type: ignore[arg-type]
-    )
+    asked = Options(level=level, seed=seed)
+    workers = len(os.sched_getaffinity(0))
+    written = write_report(Request(runs, output, chosen, trials, title, baseline, asked, workers))  # type: ignore[arg-type]
     beside = f" and {written.told} trials in {written.folder}" if written.folder else ""
     click.echo(f"report: {written.path}{beside}")
     if written.report is not None and written.report.trust.standing == "broken":

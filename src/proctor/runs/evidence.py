@@ -96,6 +96,17 @@ class Evidence:
             if number is not None and len(seen) < _SOME:
                 seen.append(number)
 
+    def merge(self, other: Evidence) -> None:
+        """Counts of further records, which come after these."""
+        for name in ("records", "intact", "clean_room", "in_place", "unstable"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.changed += other.changed
+        self.unreadable += other.unreadable
+        for name in ("tiers", "networks", "kinds"):
+            getattr(self, name).update(getattr(other, name))
+        for key, places in other.where.items():
+            self.where[key] = [*self.where.get(key, ()), *places][:_SOME]
+
     def trust(self, result: Aggregate) -> Trust:
         """The statement, by fixed rules; docs/report.md has them in words."""
         broken = [f"{source.name}: the ledger is damaged: {source.damage}" for source in result.provenance.inputs

@@ -13,9 +13,8 @@ from proctor.analysis.observed import FindingSeen, Observed, TestSeen
 from proctor.analysis.report.model import Cause, Causes, CauseSignal
 from proctor.common import ConfigError
 from proctor.runs.behaviour import behaviour_of, exec_actions, exec_lines, injected_calls, text_of, trajectory_actions
-from proctor.runs.formats import DiffFile, FindingsFile, GradeFile, TrialResult, load
+from proctor.runs.evidence import read_record
 from proctor.runs.told import file_states, offered_tools, pressure, unsupported_numbers
-from proctor.trajectories.atif import read_trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from proctor.analysis.observed import Pointer
+    from proctor.runs.story import TrialView
     from proctor.trajectories.atif import Trajectory
 
 _LINKED = 5
@@ -79,18 +79,16 @@ def _nothing(pointer: Pointer) -> str | None:
     return None
 
 
-def read_observed(row: Mapping[str, Any]) -> Observed:
-    """What the record of one trial shows, given its row of the frame."""
+def read_observed(row: Mapping[str, Any], trial: TrialView | None = None) -> Observed:
+    """What the record of one trial shows, given its row of the frame; `trial` is the record, if it was read already."""
     if row["record"] is None:
         return Observed(behaviour_of(row, [], []), row["outcome"], row["stop"] or "", row["detail"] or "")
-    folder = Path(row["record"])
-    result = load(TrialResult, folder / "result.json")
-    trajectory = read_trajectory(folder / "trajectory.json")
-    lines = exec_lines(folder / "exec.jsonl")
+    trial = trial or read_record(Path(row["record"]), None)
+    result, trajectory, grade = trial.result, trial.trajectory, trial.grade
+    lines = exec_lines(trial.directory / "exec.jsonl")
     injected = injected_calls(lines)
     reported = list(trajectory_actions(trajectory, frozenset(subject for subject, _ in injected.values())))
     logged = list(exec_actions(lines))
-    grade = load(GradeFile, folder / "grade.json") if (folder / "grade.json").exists() else None
     return Observed(
         behaviour=behaviour_of(row, reported, logged),
         outcome=row["outcome"],
@@ -101,8 +99,8 @@ def read_observed(row: Mapping[str, Any]) -> Observed:
         call_errors=dict(_call_errors(trajectory)),
         tests=tuple(TestSeen(t.test_id, t.group, t.status, t.ok, t.unstable) for t in grade.tests) if grade else (),
         rewards=result.rewards,
-        findings=_findings(folder / "findings.json"),
-        changed=_changed(folder / "diff.json"),
+        findings=tuple(FindingSeen(f.kind, f.detail, f.severity, f.source) for f in trial.findings.findings),
+        changed=tuple(item.path for item in trial.diff.entries) if trial.diff is not None else None,
         final_message=result.final_message,
         instruction=next((text_of(step.message) for step in trajectory.steps if step.source == "user"), ""),
         grade_error=grade.error if grade else "",
@@ -127,16 +125,6 @@ def _call_errors(trajectory: Trajectory) -> dict[str, str]:
             if errors.get(call.tool_call_id):
                 found[f"trajectory.json#/steps/{index}/tool_calls/{number}"] = errors[call.tool_call_id]
     return found
-
-
-def _findings(path: Path) -> tuple[FindingSeen, ...]:
-    if not path.exists():
-        return ()
-    return tuple(FindingSeen(f.kind, f.detail, f.severity, f.source) for f in load(FindingsFile, path).findings)
-
-
-def _changed(path: Path) -> tuple[str, ...] | None:
-    return tuple(item.path for item in load(DiffFile, path).entries) if path.exists() else None
 
 
 class Resolver:
