@@ -41,13 +41,15 @@ _SHELL = ["/bin/sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash -i || e
 # --- the background Edge ----------------------------------------------------------------------------------------------
 
 
-def start_detached(spec: SandboxSpec, command: tuple[str, ...]) -> str:
-    """Make a sandbox that is owned by a background process; returns its id once it lives (and `command` runs)."""
+def start_detached(spec: SandboxSpec, command: tuple[str, ...], extras: dict[str, Any]) -> str:
+    """Make a sandbox that is owned by a background process; returns its id once it lives (and `command` runs).
+
+    `extras`: what else `Edge.create` shall get (secrets, faults, a log of the network)."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
-        _become_daemon(writer, spec, command)
+        _become_daemon(writer, spec, command, extras)
     os.close(writer)
     os.waitpid(child, 0)
     with os.fdopen(reader, "rb") as pipe:
@@ -57,7 +59,7 @@ def start_detached(spec: SandboxSpec, command: tuple[str, ...]) -> str:
     return str(answer["sandbox"])
 
 
-def _become_daemon(writer: int, spec: SandboxSpec, command: tuple[str, ...]) -> None:
+def _become_daemon(writer: int, spec: SandboxSpec, command: tuple[str, ...], extras: dict[str, Any]) -> None:
     """In the first child: fork again, let go of terminal and streams, serve. Never returns."""
     code = int(ExitCode.OK)
     try:
@@ -70,7 +72,7 @@ def _become_daemon(writer: int, spec: SandboxSpec, command: tuple[str, ...]) -> 
             os.dup2(null, stream)
         import anyio
 
-        anyio.run(_serve, writer, spec, command)
+        anyio.run(_serve, writer, spec, command, extras)
     except BaseException as error:  # noqa: BLE001, RUF100 - the last frame of this process
         _answer(writer, _failure(error))
         code = int(ExitCode.INFRA)
@@ -78,13 +80,13 @@ def _become_daemon(writer: int, spec: SandboxSpec, command: tuple[str, ...]) -> 
         os._exit(code)
 
 
-async def _serve(writer: int, spec: SandboxSpec, command: tuple[str, ...]) -> None:
+async def _serve(writer: int, spec: SandboxSpec, command: tuple[str, ...], extras: dict[str, Any]) -> None:
     import anyio
 
     from proctor.sandbox import Edge
 
     async with Edge(pool_size=1) as edge:
-        made = await edge.create(spec)
+        made = await edge.create(spec, **extras)
         with _reachable(edge.home / "edges" / edge.id) as folder:
             listener = await anyio.create_unix_listener(f"{folder}/{SOCKET}", mode=0o600)
         async with listener, anyio.create_task_group() as tasks:
@@ -155,6 +157,10 @@ class _Session:
             await self._send({"result": asdict(await made.close())})
         elif request["op"] == "exec":
             await self._exec(made, request, lines)
+        elif request["op"] in ("net", "expose", "connect"):
+            from proctor.cli import _boxnet
+
+            await _boxnet.answer(made, request, self._send, lines)
         else:
             raise ConfigError(f"{request['op']!r} is not a request", field="op")
 
@@ -313,6 +319,20 @@ class Client:
         """End the sandbox; returns its receipt."""
         self._send({"op": "close", "sandbox": self.sandbox})
         return dict(self._converse(None, None))
+
+    def ask(self, op: str, *, stdin: int | None = None, on_output: Any = None, **fields: Any) -> dict[str, Any]:
+        """A request with a result; output that comes before it goes to `on_output`, standard input to the request."""
+        self._send({"op": op, "sandbox": self.sandbox, **fields})
+        return self._converse(stdin, on_output)
+
+    def stream(self, op: str, **fields: Any) -> Iterator[dict[str, Any]]:
+        """A request that is answered until one side leaves."""
+        self._send({"op": op, "sandbox": self.sandbox, **fields})
+        while True:
+            for message in self._receive():
+                if "error" in message:
+                    raise _error(message)
+                yield message
 
     def exec(self, command: Sequence[str], options: dict[str, Any], *, stdin: int | None, quiet: bool) -> ExecResult:
         """Run a command; its output goes to ours as it comes, or into the result with `quiet`."""

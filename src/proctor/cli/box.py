@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from proctor.cli import _boxnet
+from proctor.cli._network import extras, network_options, policy_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -25,7 +28,7 @@ OUT_OF_MEMORY = 137
 
 @click.group()
 def box() -> None:
-    """Use a sandbox by itself: run, exec, shell, ls, rm.
+    """Use a sandbox by itself: run, exec, shell, ls, rm, net, expose, connect.
 
     \b
     proctor box run -- python3 -c 'print(6*7)'
@@ -47,7 +50,6 @@ def _spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--disk", type=click.IntRange(1), default=1024, show_default=True, help="Private disk, MB."),
             click.option("--ttl", type=click.FloatRange(0.1), default=3600.0, show_default=True, help="Life, s."),
             click.option("--idle", type=click.FloatRange(0.1), help="End it when unused for so long, s."),
-            click.option("--network", type=click.Choice(["none", "open"]), default="none", show_default=True),
             click.option("-v", "--volume", "volumes", multiple=True, metavar="HOST:TARGET:ro", help="Read-only view."),
             click.option("-e", "--env", "env", multiple=True, metavar="NAME=VALUE", help="Environment."),
             click.option("-w", "--workdir", help="Working directory."),
@@ -61,6 +63,7 @@ def _spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @box.command(context_settings={"ignore_unknown_options": True})
 @_spec_options
+@network_options
 @click.option("--timeout", type=click.FloatRange(0.001), help="Kill the command after so long, s; exit code 124.")
 @click.option("-i", "--stdin", "use_stdin", is_flag=True, help="Give standard input to the command.")
 @click.option("-d", "--detach", is_flag=True, help="Leave the sandbox to a background Edge and print its id.")
@@ -73,10 +76,11 @@ def run(
     from proctor.common import ConfigError
 
     spec = _spec(**options)
+    given = extras(options["secrets"], options["faults"], options["network_log"])
     if detach:
         from proctor.cli._boxd import start_detached
 
-        box_id = start_detached(spec, command)
+        box_id = start_detached(spec, command, given)
         click.echo(json.dumps({"sandbox": box_id}) if as_json else box_id)
         return
     if not command:
@@ -84,11 +88,16 @@ def run(
     import anyio
 
     stdin = sys.stdin.buffer.read() if use_stdin else None
-    sys.exit(anyio.run(_run_here, spec, command, timeout, stdin, as_json))
+    sys.exit(anyio.run(_run_here, spec, given, command, timeout, stdin, as_json))
 
 
 async def _run_here(
-    spec: SandboxSpec, command: tuple[str, ...], timeout_s: float | None, stdin: bytes | None, as_json: bool
+    spec: SandboxSpec,
+    given: dict[str, Any],
+    command: tuple[str, ...],
+    timeout_s: float | None,
+    stdin: bytes | None,
+    as_json: bool,
 ) -> int:
     import asyncio
     import signal
@@ -101,7 +110,7 @@ async def _run_here(
     with anyio.CancelScope() as scope:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, scope.cancel)
         # One slot is enough for one sandbox; a pool would only be made to be thrown away.
-        async with Edge(pool_size=1) as edge, await edge.create(spec) as made:
+        async with Edge(pool_size=1) as edge, await edge.create(spec, **given) as made:
             result = await made.exec(
                 command, stdin=stdin, timeout_s=timeout_s, on_output=None if as_json else write_through
             )
@@ -251,7 +260,7 @@ def _spec(**options: Any) -> SandboxSpec:
             cpus=options["cpus"], memory_mb=options["memory"], pids=options["pids"], disk_mb=options["disk"]
         ),
         lifecycle=Lifecycle(ttl_s=options["ttl"], idle_timeout_s=options["idle"]),
-        network=options["network"],
+        network=policy_of(options["network"], options["allow"], options["allow_internal"]),
         mounts=tuple(_mount(text) for text in options["volumes"]),
         env=_pairs(options["env"], "env"),
         workdir=options["workdir"],
@@ -285,3 +294,8 @@ def _pairs(texts: tuple[str, ...], field: str) -> dict[str, str]:
             raise ConfigError(f"{text!r} is not NAME=VALUE", field=field)
         pairs[name] = value
     return pairs
+
+
+box.add_command(_boxnet.net)
+box.add_command(_boxnet.expose)
+box.add_command(_boxnet.connect)

@@ -21,7 +21,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "report": ("proctor.cli.report", "report", "Write a report on runs: one page, or Markdown, JSON, CSV, JUnit."),
     "plan": ("proctor.cli.plan", "plan", "What a comparison or an audit takes: tasks, attempts, cost."),
     "task": ("proctor.cli.task", "task", "Check and import tasks and datasets."),
-    "box": ("proctor.cli.box", "box", "Use a sandbox by itself: run, exec, shell, ls, rm."),
+    "box": ("proctor.cli.box", "box", "Use a sandbox by itself: run, exec, shell, net, ls, rm."),
     "image": ("proctor.cli.image", "image", "Build, import, list and remove images."),
     "doctor": ("proctor.cli.doctor", "doctor", "What this machine can do, tier by tier, and what to install."),
 }
