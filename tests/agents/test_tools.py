@@ -13,7 +13,8 @@ from proctor.agents.contract import ToolCall
 from proctor.agents.limits import LimitGuard
 from proctor.agents.room import BoundedRoom
 from proctor.agents.text import EditError, clip, clip_output, lines_of, replace_text
-from proctor.agents.tools import TOOLS, Toolbox, definitions
+from proctor.agents.tools import TOOLS, Toolbox, schema
+from proctor.agents.toolset import load_toolset, toolset_versions
 from proctor.sandbox.contract import Output
 
 if TYPE_CHECKING:
@@ -166,16 +167,35 @@ async def test_crlf_is_hinted_at(tools: Toolbox, box: Any) -> None:
     assert "CRLF" in error["message"]
 
 
-def test_schemas_say_what_is_required_and_forbid_the_rest() -> None:
-    for definition in definitions(20.0):
-        function = definition["function"]
-        schema = function["parameters"]
-        assert schema["additionalProperties"] is False
-        assert set(schema.get("required", ())) <= set(schema["properties"])
-        assert all("description" in prop and "type" in prop for prop in schema["properties"].values())
+@pytest.mark.parametrize("version", toolset_versions())
+def test_what_a_model_is_told_is_what_is_checked(version: str) -> None:
+    """The definitions are data; what is checked are the classes. They say the same, but for words."""
+    toolset = load_toolset(version)
+    told = toolset.tools(20.0, with_user=True)
+    assert [tool["function"]["name"] for tool in told] == list(TOOLS)
+    for tool in told:
+        function = tool["function"]
+        parameters = function["parameters"]
         assert function["description"]
-    assert [definition["function"]["name"] for definition in definitions(20.0)] == list(TOOLS)
-    assert "At most 20," in str(definitions(20.0)[0])
+        assert all("description" in prop for prop in parameters["properties"].values())
+        assert without_words(parameters) == without_words(schema(TOOLS[function["name"]]))
+        assert parameters["additionalProperties"] is False
+    assert "At most 20," in str(told[0])
+    assert "${" not in str(told)
+    assert [tool["function"]["name"] for tool in toolset.tools(20.0)] == [name for name in TOOLS if name != "ask_user"]
+
+
+def test_a_released_toolset_does_not_change() -> None:
+    """Results made with a version stay comparable. A change of words is a new version: a folder of its own."""
+    assert load_toolset("1").digest == "sha256:add23265f58c34e21527ac478b67cedc97dc959228102fe39c0cfcc63d61bbab"
+
+
+def without_words(parameters: dict[str, Any]) -> dict[str, Any]:
+    properties = {
+        name: {key: value for key, value in prop.items() if key not in ("description", "default")}
+        for name, prop in parameters["properties"].items()
+    }
+    return {**parameters, "properties": properties, "required": sorted(parameters.get("required", []))}
 
 
 any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)

@@ -14,8 +14,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from proctor.agents.acting import act
 from proctor.agents.contract import AgentResult, HarnessContext, StopReason, ToolCall
-from proctor.agents.steps import act, acted, parse_options, said
+from proctor.agents.steps import acted, parse_options, said
 from proctor.agents.tools import TOOLS, Toolbox
 from proctor.common import ConfigError
 

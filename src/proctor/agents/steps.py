@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from proctor.agents.contract import HarnessContext
-    from proctor.agents.tools import Toolbox
     from proctor.models.contract import ModelAnswer, ModelSpec
 
 _Options = TypeVar("_Options", bound=BaseModel)
@@ -70,9 +69,13 @@ def unanswered(error: ModelError, spec: ModelSpec) -> Step:
     return Step("agent", "", timestamp(), model_name=spec.name, llm_calls=error.attempts, extra=extra)
 
 
-def open_conversation(context: HarnessContext, system_prompt: str) -> list[dict[str, Any]]:
-    """The first messages of a conversation, recorded."""
-    context.recorder.step(said("system", system_prompt))
+def open_conversation(
+    context: HarnessContext, system_prompt: str, facts: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """The first messages of a conversation, recorded; `facts` about the prompt go into the step."""
+    opening = said("system", system_prompt)
+    opening.extra.update(facts or {})
+    context.recorder.step(opening)
     context.recorder.step(said("user", context.instruction))
     return [
         {"role": "system", "content": system_prompt},
@@ -102,19 +105,6 @@ async def ask(
             bad_replies += 1
             if error.fault is not ModelFault.BAD_REPLY or bad_replies > max_bad_replies:
                 raise
-
-
-async def act(context: HarnessContext, tools: Toolbox, step: Step) -> None:
-    """Run the step's tool calls one after another, then record it; also when a limit cuts it: what was done
-    so far is evidence."""
-    try:
-        for call in step.tool_calls:
-            await tools.run(call)
-    finally:
-        for call in step.tool_calls:
-            if call.result is None and call.error is None:
-                call.error = "not completed: the trial ended"
-        context.recorder.step(step)
 
 
 class NoOptions(BaseModel):

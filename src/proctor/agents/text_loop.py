@@ -7,8 +7,9 @@ import re
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from proctor.agents.acting import act
 from proctor.agents.contract import AgentResult, HarnessContext, StopReason, ToolCall
-from proctor.agents.steps import act, answered, ask, open_conversation, parse_options, said
+from proctor.agents.steps import answered, ask, open_conversation, parse_options, said
 from proctor.agents.tools import Toolbox
 
 END_MARKER = "TASK_FINISHED"

@@ -1,4 +1,4 @@
-"""The tool loop: a model, five tools, an explicit end. The loop itself is `ToolLoop.run`."""
+"""The tool loop: a model, its tools, an explicit end. The loop itself is `ToolLoop.run`."""
 
 from __future__ import annotations
 
@@ -7,65 +7,113 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from proctor.agents.acting import Parallel, act
 from proctor.agents.contract import AgentResult, HarnessContext, StopReason, ToolCall
-from proctor.agents.steps import act, answered, ask, open_conversation, parse_options, said
-from proctor.agents.tools import Toolbox, definitions
+from proctor.agents.conversation import Conversation
+from proctor.agents.simulated_user import UserDesk
+from proctor.agents.steps import answered, ask, open_conversation, parse_options, said
+from proctor.agents.tools import Toolbox
+from proctor.agents.toolset import NEWEST, load_toolset
+from proctor.models.contract import ModelError, ModelFault
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from proctor.agents.conversation import Dropped
     from proctor.models.contract import ModelAnswer
-
-SYSTEM_PROMPT = """\
-You work on a task inside a Linux computer of your own, through tools. Nobody answers questions: decide for yourself.
-Look before you change anything, keep changes small, and check your work by running it.
-When the task is done and checked, call `finish`. Only the state of the computer counts, not what you say about it."""
-
-NUDGE = "There was no tool call in your answer. Go on with a tool call, or call `finish` if the task is done."
 
 
 class Options(BaseModel):
     """What `--agent tool-loop` takes."""
 
     model_config = ConfigDict(extra="forbid")
-    system_prompt: str = SYSTEM_PROMPT
-    nudge: str = NUDGE
+    toolset: str = NEWEST
+    """Version of the prompts and tool definitions."""
+    system_prompt: str | None = None
+    """In place of the toolset's."""
+    nudge: str | None = None
+    """In place of the toolset's."""
     max_nudges: int = Field(default=3, ge=0)
     """Answers without a tool call, in a row, before the harness gives up for the model."""
     max_bad_replies: int = Field(default=3, ge=0)
     """Unusable replies of the endpoint, in a row, before the trial ends with MODEL_ERROR."""
     output_chars: int = Field(default=16_000, ge=200)
     """How much of one tool result the model sees."""
+    context_tokens: int | None = Field(default=None, ge=1000)
+    """How large a request may grow before the oldest results are dropped; None: until the endpoint refuses one."""
+    parallel: Parallel = "reads"
+    """Which calls of one answer run side by side."""
+    ask_user: bool = False
+    """Offer the tool `ask_user`, where the task has a simulated user."""
+    user_model: str | None = None
+    """Who plays a user that is a model: NAME@URL or a model file."""
 
 
 class ToolLoop:
-    """OpenAI-style tool calling: ask, run every call, hand back the results, until `finish` or a limit."""
+    """OpenAI-style tool calling: ask, run the calls, hand back the results, until `finish` or a limit."""
 
     name = "tool-loop"
-    version = "1"
+    version = "2"
     needs_model = True
     options_model = Options
 
     async def run(self, context: HarnessContext) -> AgentResult:
         """The loop. Limits are not its business: the model, room and recorder of the context raise them."""
         options = parse_options(Options, self.name, context.options)
-        tools = Toolbox(context.room, options.output_chars)
-        definition = definitions(context.limits.tool_call_s)
-        messages = open_conversation(context, options.system_prompt)
-        silent_turns = 0
-        while True:
-            answer = await ask(context, messages, definition, max_bad_replies=options.max_bad_replies)
-            calls = tool_calls(answer, turn=len(messages))
-            await act(context, tools, answered(answer, calls))
-            if tools.finished is not None:
-                return AgentResult(StopReason.FINISHED, final_message=tools.finished)
+        toolset = load_toolset(options.toolset)
+        async with UserDesk.opened(context, wanted=options.ask_user, model=options.user_model) as user:
+            tools = Toolbox(context.room, options.output_chars, user)
+            definition = toolset.tools(context.limits.tool_call_s, with_user=user is not None)
+            prompt = toolset.system_prompt if user is None else toolset.system_prompt_with_user
+            facts = {"toolset": toolset.version, "toolset_digest": toolset.digest}
+            opening = open_conversation(context, options.system_prompt or prompt, facts)
+            conversation = Conversation(opening, definition)
+            silent_turns = 0
+            while True:
+                answer = await ask_within(context, conversation, definition, options)
+                calls = tool_calls(answer, turn=conversation.said)
+                await act(context, tools, answered(answer, calls), options.parallel)
+                if tools.finished is not None:
+                    return AgentResult(StopReason.FINISHED, final_message=tools.finished)
 
-            messages += exchange(answer, calls)
-            silent_turns = 0 if calls else silent_turns + 1
-            if silent_turns > options.max_nudges:
-                detail = f"{silent_turns} answers in a row without a tool call"
-                return AgentResult(StopReason.GAVE_UP, detail, final_message=answer.text)
-            if silent_turns:
-                messages.append({"role": "user", "content": options.nudge})
-                context.recorder.step(said("user", options.nudge))
+                conversation.add(exchange(answer, calls))
+                silent_turns = 0 if calls else silent_turns + 1
+                if silent_turns > options.max_nudges:
+                    detail = f"{silent_turns} answers in a row without a tool call"
+                    return AgentResult(StopReason.GAVE_UP, detail, final_message=answer.text)
+                if silent_turns:
+                    nudge = options.nudge or toolset.nudge
+                    conversation.say({"role": "user", "content": nudge})
+                    context.recorder.step(said("user", nudge))
+
+
+async def ask_within(
+    context: HarnessContext, conversation: Conversation, tools: Sequence[Mapping[str, Any]], options: Options
+) -> ModelAnswer:
+    """One answer to a conversation that is kept within its budget. What is dropped becomes a step before the call.
+
+    A request that the endpoint refuses as too long is halved and made again, as long as there is something to drop;
+    after that the refusal stands (ModelError).
+    """
+    note(context, conversation.fit(options.context_tokens))
+    while True:
+        try:
+            answer = await ask(context, conversation.messages, tools, max_bad_replies=options.max_bad_replies)
+        except ModelError as error:
+            if error.fault is not ModelFault.CONTEXT or (dropped := conversation.halve()) is None:
+                raise
+            note(context, dropped)
+        else:
+            conversation.counted(answer.usage.prompt_tokens)
+            return answer
+
+
+def note(context: HarnessContext, dropped: Dropped | None) -> None:
+    """Record what was dropped, as a step of its own."""
+    if dropped is not None:
+        step = said("system", dropped.line())
+        step.extra["context_dropped"] = dropped.as_json()
+        context.recorder.step(step)
 
 
 def tool_calls(answer: ModelAnswer, *, turn: int) -> list[ToolCall]:

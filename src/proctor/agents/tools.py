@@ -1,4 +1,4 @@
-"""The tools of the built-in harnesses: their JSON Schemas, the check of what a model sent, and what they do.
+"""The tools of the built-in harnesses: the check of what a model sent, and what they do.
 
 Whatever goes wrong with a call becomes a structured error that the model can act on. Only the machinery's own
 faults (a lost sandbox) and the limits of the trial are raised.
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from proctor.agents.simulated_user import OutOfQuestions
 from proctor.agents.text import EditError, clip, clip_output, lines_of, replace_text
 from proctor.models.reply import strict_json, well_formed
 from proctor.sandbox.contract import EndReason, ExecResult, FileError, SandboxError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from proctor.agents.contract import Room, ToolCall
+    from proctor.agents.simulated_user import UserDesk
 
 _REASONS = {
     EndReason.OOM: "killed: out of memory",
@@ -70,6 +72,13 @@ class EditFile(BaseModel):
     replace_all: bool = Field(default=False, description="Replace every occurrence.")
 
 
+class AskUser(BaseModel):
+    """Ask the person who gave you the task one question, and wait for the answer."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    question: str = Field(min_length=1, max_length=4000)
+
+
 class Finish(BaseModel):
     """End the task. Call it when the work is done and checked, or when it cannot be done."""
 
@@ -82,8 +91,18 @@ TOOLS: Mapping[str, type[BaseModel]] = {
     "read_file": ReadFile,
     "write_file": WriteFile,
     "edit_file": EditFile,
+    "ask_user": AskUser,
     "finish": Finish,
 }
+"""Every tool by its name; what a model is told about them is in the toolset (`proctor.agents.toolset`)."""
+
+MALFORMED = frozenset({"invalid_json", "unknown_tool", "invalid_arguments"})
+"""Kinds of errors that mean that a call could not even be tried."""
+
+
+def is_malformed(call: ToolCall) -> bool:
+    """Whether a call could not even be tried: no such tool, or arguments that are not what it takes."""
+    return (call.error or "").partition(":")[0] in MALFORMED
 
 
 class ToolError(Exception):
@@ -97,10 +116,12 @@ class ToolError(Exception):
 
 @dataclass(slots=True)
 class Toolbox:
-    """Runs tool calls in a room. `output_chars` bounds what a model sees of one result."""
+    """Runs tool calls in a room. `output_chars` bounds what a model sees of one result; without a `user` there is no
+    tool to ask one."""
 
     room: Room
     output_chars: int = 16_000
+    user: UserDesk | None = None
     finished: str | None = field(default=None, init=False)
     """The message of `finish`, once it was called."""
 
@@ -110,10 +131,10 @@ class Toolbox:
         try:
             if self.finished is not None:
                 raise ToolError("already_finished", "not run: finish was called before it")
-            model = _tool(call.name)
+            model = self._tool(call.name)
             arguments = _arguments(call.raw_arguments)
             call.arguments = well_formed(arguments)
-            call.result = await self._act(_validated(call.name, model, arguments))
+            call.result = await self._act(_validated(call.name, model, arguments), call)
         except ToolError as error:
             call.result = json.dumps(error.body, ensure_ascii=False)
             call.error = f"{error.kind}: {error}"
@@ -121,7 +142,13 @@ class Toolbox:
             call.duration_s = time.monotonic() - start
         return call.result
 
-    async def _act(self, request: BaseModel) -> str:
+    def _tool(self, name: str) -> type[BaseModel]:
+        known = {tool: model for tool, model in TOOLS.items() if model is not AskUser or self.user is not None}
+        if (model := known.get(name)) is None:
+            raise ToolError("unknown_tool", f"there is no tool {name!r}", tools=list(known))
+        return model
+
+    async def _act(self, request: BaseModel, call: ToolCall) -> str:
         try:
             match request:
                 case Bash():
@@ -134,9 +161,13 @@ class Toolbox:
                     return f"wrote {len(data)} bytes to {request.path}"
                 case EditFile():
                     return await self._edit(request)
+                case AskUser() if self.user is not None:
+                    return await self.user.answer(request.question, call)
                 case Finish():
                     self.finished = request.message
                     return "finished"
+        except OutOfQuestions as error:
+            raise ToolError("no_more_questions", str(error)) from None
         except TimeoutError:
             raise ToolError("timeout", "the file operation took longer than its limit") from None
         except FileError as error:
@@ -177,19 +208,6 @@ class Toolbox:
         return f"replaced {count} occurrence{'s' if count > 1 else ''} in {request.path}"
 
 
-def definitions(tool_call_s: float) -> list[dict[str, Any]]:
-    """The tools as an OpenAI-style `tools` array; `tool_call_s` is the limit that a model is told about."""
-    schemas = {name: _schema(model) for name, model in TOOLS.items()}
-    schemas["bash"]["properties"]["timeout_s"]["description"] += f" At most {tool_call_s:g}, which is also the default."
-    return [
-        {
-            "type": "function",
-            "function": {"name": name, "description": _description(model), "parameters": schemas[name]},
-        }
-        for name, model in TOOLS.items()
-    ]
-
-
 def describe(result: ExecResult, limit: int) -> str:
     """A command's end and its output, at most `limit` characters of it, shared by the two streams."""
     head = f"exit code: {result.exit_code}" if result.signal is None else f"killed by signal {result.signal}"
@@ -205,12 +223,6 @@ def describe(result: ExecResult, limit: int) -> str:
     return "\n".join(lines)
 
 
-def _tool(name: str) -> type[BaseModel]:
-    if (model := TOOLS.get(name)) is None:
-        raise ToolError("unknown_tool", f"there is no tool {name!r}", tools=list(TOOLS))
-    return model
-
-
 def _arguments(raw: str) -> dict[str, Any]:
     try:
         value = strict_json(raw) if raw.strip() else {}
@@ -223,7 +235,7 @@ def _arguments(raw: str) -> dict[str, Any]:
 
 def _validated(name: str, model: type[BaseModel], arguments: Mapping[str, Any]) -> BaseModel:
     """The typed request. A null for an optional field counts as absent: many models send it so."""
-    required = _schema(model).get("required", [])
+    required = schema(model).get("required", [])
     given = {key: value for key, value in arguments.items() if value is not None or key in required}
     for key, value in given.items():
         if isinstance(value, str):
@@ -249,19 +261,15 @@ def _encoded(name: str, text: str, *, binary: bool) -> bytes:
         raise ToolError("invalid_arguments", f"{name}: a lone surrogate at {error.start} is not text") from error
 
 
-def _description(model: type[BaseModel]) -> str:
-    return " ".join((model.__doc__ or "").split())
-
-
-def _schema(model: type[BaseModel]) -> dict[str, Any]:
+def schema(model: type[BaseModel]) -> dict[str, Any]:
     """The JSON Schema without titles and the class text; an optional field is one that may be absent, not null."""
-    schema = model.model_json_schema()
-    schema.pop("title", None)
-    schema.pop("description", None)
-    for prop in schema["properties"].values():
+    made = model.model_json_schema()
+    made.pop("title", None)
+    made.pop("description", None)
+    for prop in made["properties"].values():
         prop.pop("title", None)
         if "anyOf" in prop:
             concrete = [option for option in prop.pop("anyOf") if option.get("type") != "null"]
             prop.update(concrete[0])
             prop.pop("default", None)
-    return schema
+    return made

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from proctor.agents.tools import is_malformed
+from proctor.agents.toolset import ASK_USER
 from proctor.runs.clock import now_iso
 from proctor.runs.export import export_atif
 from proctor.runs.formats import TrialResult
@@ -98,6 +100,8 @@ def trial_result(run_id: str, attempt: Attempt, record: TrialRecord, verdict: Ve
         steps=len(record.steps),
         execs=record.execs,
         tool_calls=sum(len(step.tool_calls) for step in record.steps),
+        malformed_calls=sum(is_malformed(call) for step in record.steps for call in step.tool_calls),
+        questions=sum(call.name == ASK_USER for step in record.steps for call in step.tool_calls),
         model_errors=record.model_errors,
         injected=record.injected,
         usage=total_usage(record.steps),

@@ -223,6 +223,10 @@ class TrialResult(_Record):
     execs: int = 0
     tool_calls: int | None = None
     """Calls of tools in the trajectory; absent in records of earlier versions."""
+    malformed_calls: int | None = None
+    """Those that could not even be tried: no such tool, no JSON, not what the tool takes."""
+    questions: int | None = None
+    """Those that asked the simulated user."""
     model_errors: int = 0
     injected: int = 0
     """Calls on the sandbox that were made to go wrong on purpose."""

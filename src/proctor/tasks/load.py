@@ -25,6 +25,7 @@ from proctor.tasks.patches import patch_paths
 from proctor.tasks.refusals import network_notes, refuse_steps, refuse_unsupported
 from proctor.tasks.test_ids import is_truncated
 from proctor.tasks.toml_lines import KeyPath, TomlSyntaxError, parse_toml
+from proctor.tasks.user import simulated_user
 
 if TYPE_CHECKING:
     from proctor.tasks.schema import ProctorTable, TaskToml, TestsTable
@@ -236,6 +237,7 @@ class _Reader:
             history=self._history(),
             limits=proctor.limits.model_dump(exclude_none=True) if proctor else {},
             ablations=declared_ablations(proctor.ablations if proctor else {}, self.root, instruction, self.findings),
+            user=simulated_user(proctor.user) if proctor and proctor.user else None,
             notes=tuple(self.notes),
         )
 

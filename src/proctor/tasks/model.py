@@ -108,6 +108,26 @@ class Solution:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerRule:
+    """An answer to questions in which the pattern `match` is found; at most so many `times`, if that is set."""
+
+    match: str
+    answer: str
+    times: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedUser:
+    """Who answers an agent's questions about the task: by rules, or, where there is `knowledge`, a model that knows
+    that text alone. `default` is said when no rule fits, and when the model says nothing."""
+
+    rules: tuple[AnswerRule, ...] = ()
+    knowledge: str | None = None
+    default: str = "I don't know. Please decide for yourself."
+    max_questions: int = 10
+
+
+@dataclass(frozen=True, slots=True)
 class AgentLimits:
     """Limits of one trial; the result names the one that fired."""
 
@@ -150,6 +170,8 @@ class Task:
     limits: Mapping[str, float] = field(default_factory=dict)
     """Limits the task itself sets, by the field names of `AgentLimits`; what is absent is the run's choice."""
     ablations: tuple[Ablation, ...] = ()
+    user: SimulatedUser | None = None
+    """Who an agent may ask, if the run lets it."""
     """Interventions that a run may ask for by name; without that they change nothing."""
     notes: tuple[str, ...] = ()
     """What was decided while reading the task and belongs in the record (for example: network none, unset)."""

@@ -326,6 +326,37 @@ class AblationTable(Table):
         return self
 
 
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is not a regular expression: {error}") from error
+    return text
+
+
+class AnswerRuleTable(Table):
+    """One `[[proctor.user.rules]]`: an answer to questions in which a pattern is found."""
+
+    match: Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_pattern)]
+    answer: Annotated[str, Field(min_length=1)]
+    times: Annotated[int, Field(ge=1)] | None = None
+
+
+class UserTable(Table):
+    """`[proctor.user]`: who answers an agent's questions, by rules or as a model that knows one text."""
+
+    rules: list[AnswerRuleTable] = []
+    knowledge: Annotated[str, Field(min_length=1)] | None = None
+    default: Annotated[str, Field(min_length=1)] = "I don't know. Please decide for yourself."
+    max_questions: Annotated[int, Field(ge=1, le=1000)] = 10
+
+    @model_validator(mode="after")
+    def _one_way(self) -> UserTable:
+        if bool(self.rules) == (self.knowledge is not None):
+            raise ValueError("takes either `rules` or `knowledge`")
+        return self
+
+
 class ProctorTable(Table):
     """`[proctor]`: what Harbor's format lacks."""
 
@@ -341,6 +372,7 @@ class ProctorTable(Table):
     tests: TestsTable | None = None
     limits: LimitsTable = LimitsTable()
     ablations: dict[AblationName, AblationTable] = {}
+    user: UserTable | None = None
     capabilities: list[Name] = []
     difficulty: Name | None = None
     domain: Name | None = None
