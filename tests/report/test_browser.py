@@ -9,6 +9,7 @@ from tests.report.chromium import BROWSER, Page, browser
 from tests.report.made import MadeRun, make_run
 from tests.report.test_page import HOSTILE
 
+from proctor.runs.formats import FindingEntry
 from proctor.runs.reporting import Request, write_report
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ def tab() -> Iterator[Page]:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     odd = {0: "infra_error", 1: "planned", 2: "agent_limit", 3: "disqualified", 4: "verifier_error"}
-    run = make_run(folder / "run", MadeRun(tasks=8, attempts=3, skill={"one": 0.8, "two": 0.5}, odd=odd))
+    found = [FindingEntry(kind="restored", detail="a file was put back", severity="note")]
+    run = make_run(
+        folder / "run", MadeRun(tasks=8, attempts=3, skill={"one": 0.8, "two": 0.5}, odd=odd, findings=found)
+    )
     return write_report(Request((run,), folder / "report.html", "html", "embed")).path
 
 
@@ -73,6 +77,15 @@ def test_hostile_records_run_nothing_and_load_nothing(tmp_path: Path, tab: Page,
 def test_the_page_is_no_wider_than_the_screen(tab: Page, page: Path, width: int) -> None:
     tab.open(page, width=width)
     assert tab.value("document.documentElement.scrollWidth") <= width
+
+
+def test_links_and_captions_have_room_on_a_phone(tab: Page, page: Path) -> None:
+    tab.open(page, width=390)
+    squeezed = "[...document.querySelectorAll('.stacks td a')].filter((one) => one.getBoundingClientRect().height > 60)"
+    assert tab.value("document.querySelectorAll('.stacks td a').length") > 2
+    assert tab.value(f"{squeezed}.length") == 0, "a link on more than two lines has been squeezed into a column"
+    wide = "[...document.querySelectorAll('caption')].filter((one) => one.getBoundingClientRect().right > 390)"
+    assert tab.value(f"{wide}.length") == 0
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -273,3 +273,21 @@ def test_the_baseline_is_the_one_asked_for(tmp_path: Path) -> None:
     assert written.report is not None
     assert written.report.comparison is not None
     assert written.report.comparison.claims[0].baseline == "two"
+
+
+def test_conditions_have_columns_of_their_own(tmp_path: Path) -> None:
+    from tests.analysis.frames import frame, trial
+
+    from proctor.analysis.aggregate import aggregate
+    from proctor.analysis.report.matrix import build_matrix
+
+    rows = [trial(f"t{number}", "resolved", agent=agent) for number in range(3) for agent in ("a", "b")]
+    rows += [trial(f"t{number}", "unresolved", condition="hard") for number in range(2)]
+    trials = frame(rows)
+    matrix = build_matrix(trials.lazy(), aggregate(trials.lazy()))
+    assert matrix.agents[:3] == ("a", "b", "a, hard")
+    first, _, last = matrix.rows
+    assert [[mark.condition for mark in cell] for cell in first.cells[:3]] == [["plain"], ["plain"], ["hard"]]
+    assert [len(cell) for cell in last.cells[:3]] == [1, 1, 0]
+    assert not first.differs, "a condition is no agent"
+    assert not first.unsolved

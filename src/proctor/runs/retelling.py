@@ -46,7 +46,7 @@ def retell(trial: TrialView, length: Length) -> Story:
         trial_id=result.trial_id,
         run_id=result.run_id,
         task=result.task,
-        agent=result.agent,
+        agent=result.agent if result.condition == "plain" else f"{result.agent}, {result.condition}",
         attempt=result.attempt,
         outcome=str(result.outcome),
         detail=_cut(result.detail, length),
@@ -79,6 +79,8 @@ def _facts(trial: TrialView) -> Iterator[tuple[str, str]]:
         tokens = f"{usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens" if known else "tokens unknown"
         cost = "cost unknown" if usage.cost_usd is None else f"${usage.cost_usd:.4f}"
         yield "model", f"{usage.model_calls} calls, {tokens}, {cost}"
+    if result.injected:
+        yield "made to go wrong on purpose", f"{result.injected} calls on the sandbox"
     yield "started", result.started_at
     yield "seed", str(result.seed)
 

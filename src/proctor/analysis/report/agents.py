@@ -258,9 +258,12 @@ def _robustness(summaries: Sequence[Summary]) -> Iterator[Table | Note]:
     columns = (Column("agent, condition"), Column("change", "picture", ends), Column("change in points", "number"),
                Column("rate", "number"), Column("tasks", "number"))  # fmt: skip
     yield Table("Under other conditions, paired by task", columns, rows)
+    noted: dict[str, list[str]] = {}
     for one, change in changes:
         for note in change.notes:
-            yield Note(f"{one.agent}, {change.condition}: {note}.")
+            noted.setdefault(note, []).append(f"{one.agent}, {change.condition}")
+    for note, where in noted.items():
+        yield Note(f"{'; '.join(where) if len(where) < len(changes) else 'all of these'}: {note}.")
 
 
 def _gaps(summaries: Sequence[Summary]) -> Iterator[Table | Note]:

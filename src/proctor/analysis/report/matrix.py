@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from proctor.analysis.aggregate import Aggregate
 
+PLAIN = "plain"
 MOST_TRIALS = 20_000
 """A page lists as many trials as this; the rest of the tasks are counted."""
 Identity = tuple[str | None, str | None, str | None, str | None]
@@ -32,7 +33,8 @@ def agent_names(trials: pl.LazyFrame, result: Aggregate) -> dict[Identity, str]:
 
 
 def build_matrix(trials: pl.LazyFrame, result: Aggregate, *, most: int = MOST_TRIALS) -> Matrix:
-    """The matrix of all trials, whatever their condition. When there are more than `most`, the first tasks by name."""
+    """The matrix of all trials: a column for each agent and condition. When there are more than `most` trials, the
+    first tasks by name."""
     import polars as pl
 
     names = agent_names(trials, result)
@@ -41,31 +43,36 @@ def build_matrix(trials: pl.LazyFrame, result: Aggregate, *, most: int = MOST_TR
     columns = ["task", "agent", "harness", "harness_version", "model", "run_id", "trial_id", "attempt", "outcome",
                "condition"]  # fmt: skip
     rows = trials.select(columns).filter(pl.col("task").is_in(shown.implode())).collect()
-    agents = tuple(summary.agent for summary in result.summaries)
-    place = {name: number for number, name in enumerate(agents)}
+    under = rows.select("condition").unique(maintain_order=True).to_series().to_list()
+    conditions = [name for name in result.conditions if name in under]
+    columns_of = [(summary.agent, condition) for condition in conditions for summary in result.summaries]
+    place = {column: number for number, column in enumerate(columns_of)}
     order = rows.sort("task", "run_id", "attempt", "trial_id", maintain_order=True)
-    cells: dict[str, list[list[tuple[str, str, int, str, str]]]] = {task: [[] for _ in agents] for task in shown}
+    cells: dict[str, list[list[tuple[str, str, int, str, str]]]] = {task: [[] for _ in columns_of] for task in shown}
     for task, *identity, run_id, trial_id, attempt, outcome, condition in order.iter_rows():
         agent = names.get(tuple(identity))
         if agent is not None:
-            cells[task][place[agent]].append((run_id, trial_id, attempt, outcome, condition))
+            cells[task][place[agent, condition]].append((run_id, trial_id, attempt, outcome, condition))
     seen = set(rows["outcome"].unique())
     return Matrix(
-        agents=agents,
-        rows=_rows(cells),
+        agents=tuple(agent if condition == PLAIN else f"{agent}, {condition}" for agent, condition in columns_of),
+        rows=_rows(cells, compared=sum(condition == conditions[0] for _, condition in columns_of)),
         left_out=len(counts) - len(shown),
         outcomes=tuple(outcome for outcome in OUTCOMES if outcome in seen),
     )
 
 
-def _rows(cells: Mapping[str, Sequence[Sequence[tuple[str, str, int, str, str]]]]) -> tuple[MatrixRow, ...]:
+def _rows(
+    cells: Mapping[str, Sequence[Sequence[tuple[str, str, int, str, str]]]], *, compared: int
+) -> tuple[MatrixRow, ...]:
+    """The rows; whether agents differ and whether a task was resolved is said of the first `compared` columns."""
     rows, number = [], 0
     for task, by_agent in cells.items():
         marks: list[tuple[Mark, ...]] = []
         for trials in by_agent:
             marks.append(tuple(Mark(number + place, *trial) for place, trial in enumerate(trials, start=1)))
             number += len(trials)
-        rates = {_rate(cell) for cell in marks} - {None}
+        rates = {_rate(cell) for cell in marks[:compared]} - {None}
         rows.append(MatrixRow(task, tuple(marks), differs=len(rates) > 1, unsolved=not any(rates)))
     return tuple(rows)
 

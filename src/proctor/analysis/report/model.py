@@ -86,6 +86,7 @@ class Matrix:
     """Tasks x agents x attempts. `left_out` tasks are not listed, because there are too many."""
 
     agents: tuple[str, ...]
+    """The columns: agents, and once more for each condition that is not plain, with its name."""
     rows: tuple[MatrixRow, ...]
     left_out: int
     outcomes: tuple[str, ...]
