@@ -221,7 +221,10 @@ class Assembler:
 
     def add(self, data: str) -> None:
         """Take one event's data. Raises BadReply or ErrorReply."""
-        chunk = parse_json(data)
+        self.take(parse_json(data))
+
+    def take(self, chunk: Mapping[str, Any]) -> None:
+        """Take one event that has been parsed. Raises BadReply."""
         self._model = _string(chunk.get("model")) or self._model
         self._usage = _mapping(chunk.get("usage")) or self._usage
         for key in ("id", "created", "system_fingerprint"):
@@ -314,23 +317,29 @@ def usage_of(usage: Mapping[str, Any] | None, prices: Mapping[str, float] | None
         return Usage()
     prompt_details = _mapping(usage.get("prompt_tokens_details")) or {}
     completion_details = _mapping(usage.get("completion_tokens_details")) or {}
-    prompt, completion = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
-    cached = _count(prompt_details.get("cached_tokens"))
+    prompt, completion = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
+    cached = count_of(prompt_details.get("cached_tokens"))
     if cached is None:
-        cached = _count(usage.get("prompt_cache_hit_tokens"))
+        cached = count_of(usage.get("prompt_cache_hit_tokens"))
     return Usage(
         prompt_tokens=prompt,
         cached_tokens=cached,
         completion_tokens=completion,
-        reasoning_tokens=_count(completion_details.get("reasoning_tokens")),
+        reasoning_tokens=count_of(completion_details.get("reasoning_tokens")),
         cost_usd=cost_of(prompt, cached, completion, prices),
     )
 
 
 def cost_of(
-    prompt: int | None, cached: int | None, completion: int | None, prices: Mapping[str, float] | None
+    prompt: int | None,
+    cached: int | None,
+    completion: int | None,
+    prices: Mapping[str, float] | None,
+    *,
+    cache_write: int | None = None,
 ) -> float | None:
-    """USD for one call: `prompt` counts cached tokens too, and these have a price of their own.
+    """USD for one call: `prompt` counts tokens read from a cache and written to one too, and these have prices of
+    their own.
 
     None when a price or a count that matters is unknown. An endpoint that does not mention cached tokens has
     charged none at the lower price.
@@ -338,7 +347,10 @@ def cost_of(
     if prices is None or prompt is None or completion is None:
         return None
     cached = min(cached or 0, prompt)
-    amounts = {"prompt": prompt - cached, "cached": cached, "completion": completion}
+    written = min(cache_write or 0, prompt - cached)
+    amounts = {
+        "prompt": prompt - cached - written, "cached": cached, "cache_write": written, "completion": completion,
+    }  # fmt: skip
     total = 0.0
     for name, amount in amounts.items():
         if not amount:
@@ -349,7 +361,7 @@ def cost_of(
     return total / 1_000_000
 
 
-def _count(value: Any) -> int | None:
+def count_of(value: Any) -> int | None:
     """A token count, or None for anything that is not a whole number of at least zero."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

@@ -39,13 +39,15 @@ def retry_after_s(value: str | None, now: datetime) -> float | None:
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
-def delay_s(attempt: int, asked_for_s: float | None, rng: random.Random) -> float:
+def delay_s(
+    attempt: int, asked_for_s: float | None, rng: random.Random, *, base_s: float = BASE_S, cap_s: float = CAP_S
+) -> float:
     """Seconds to wait after failed try number `attempt` (from 1).
 
     What the endpoint asks for (up to MAX_RETRY_AFTER_S) is the least; on top comes exponential backoff with full
-    jitter: a uniform draw between 0 and `BASE_S * 2 ** (attempt - 1)`, at most CAP_S (Brooker, "Exponential
+    jitter: a uniform draw between 0 and `base_s * 2 ** (attempt - 1)`, at most `cap_s` (Brooker, "Exponential
     Backoff And Jitter", AWS Architecture Blog, 2015).
     """
-    ceiling = min(CAP_S, BASE_S * 2 ** min(attempt - 1, 20))
+    ceiling = min(cap_s, base_s * 2 ** min(attempt - 1, 20))
     least = min(asked_for_s, MAX_RETRY_AFTER_S) if asked_for_s is not None else 0.0
     return least + rng.uniform(0.0, ceiling)

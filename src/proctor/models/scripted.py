@@ -21,6 +21,7 @@ import anyio
 import anyio.abc
 
 from proctor.common import ConfigError, ExitCode, digest_json
+from proctor.models.scripted_forms import Protocol, error_body, events, first_user_text, turn_of, whole
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 DEFAULT_KEY = "*"
+
+_PROTOCOLS: Mapping[str, Protocol] = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,8 @@ class Answer:
     delay_s: float = 0.0
     chunk_delay_s: float = 0.0
     cut_after: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of the answer (of every chunk, in chat), such as `system_fingerprint` or one nobody knows."""
 
 
 def say(text: str, **more: Any) -> Answer:
@@ -90,10 +99,11 @@ class ChatRequest:
     headers: Mapping[str, str]
     turn: int
     repeat: int
+    protocol: Protocol = "chat"
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation so far."""
+        """The conversation so far (chat and messages)."""
         return list(self.body.get("messages") or ())
 
 
@@ -102,7 +112,8 @@ Script = Sequence[Turn] | Mapping[str, Sequence[Turn]] | Callable[[ChatRequest],
 
 
 class ScriptedServer:
-    """Serves `POST /v1/chat/completions`, streamed and not, on a random port of 127.0.0.1.
+    """Serves OpenAI chat completions and responses and Anthropic messages, streamed and not, on a random port of
+    127.0.0.1: `POST /v1/chat/completions`, `/v1/responses`, `/v1/messages` (and its `count_tokens`), `GET /v1/models`.
 
     A list: answer number `n` goes to a request whose conversation holds `n` assistant messages, so any number of
     trials may play the same script side by side and retries do no harm. A turn that is itself a list gives one
@@ -145,19 +156,38 @@ class ScriptedServer:
         from starlette.applications import Starlette
         from starlette.routing import Route
 
-        return Starlette(routes=[Route("/v1/chat/completions", self._handle, methods=["POST"])])
+        return Starlette(
+            routes=[
+                Route("/v1/chat/completions", self._handle, methods=["POST"]),
+                Route("/v1/responses", self._handle, methods=["POST"]),
+                Route("/v1/messages", self._handle, methods=["POST"]),
+                Route("/v1/messages/count_tokens", self._count, methods=["POST"]),
+                Route("/v1/models", self._models, methods=["GET"]),
+            ]
+        )
+
+    async def _count(self, request: Request) -> Response:
+        from starlette.responses import JSONResponse
+
+        return JSONResponse({"input_tokens": len(await request.body()) // 4})
+
+    async def _models(self, request: Request) -> Response:
+        from starlette.responses import JSONResponse
+
+        return JSONResponse({"object": "list", "data": []})
 
     async def _handle(self, request: Request) -> Response:
         from starlette.responses import Response
 
+        protocol = _PROTOCOLS[request.url.path]
         try:
             body = json.loads(await request.body())
-            messages = body["messages"]
-            turn = sum(message["role"] == "assistant" for message in messages)
-        except (ValueError, LookupError, TypeError) as error:
-            return Response(_error_body(f"not a chat request: {error!r}"), 400, media_type="application/json")
+            turn = turn_of(protocol, body)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            problem = error_body(protocol, f"not a {protocol} request: {error!r}")
+            return Response(problem, 400, media_type="application/json")
         digest = digest_json(body)
-        chat = ChatRequest(body, dict(request.headers), turn, self._seen[digest])
+        chat = ChatRequest(body, dict(request.headers), turn, self._seen[digest], protocol)
         self._seen[digest] += 1
         self.requests.append(chat)
         answer = await self._choose(chat)
@@ -180,7 +210,7 @@ class ScriptedServer:
 def _key(table: Mapping[str, Any], chat: ChatRequest) -> str:
     if (model := str(chat.body.get("model"))) in table:
         return model
-    first = next((str(message.get("content")) for message in chat.messages if message.get("role") == "user"), "")
+    first = first_user_text(chat.protocol, chat.body)
     return next((key for key in table if key != DEFAULT_KEY and key in first), DEFAULT_KEY)
 
 
@@ -192,15 +222,15 @@ def _response(answer: Answer, chat: ChatRequest) -> Response:
         pieces = [answer.body]
     elif chat.body.get("stream"):
         headers.setdefault("content-type", "text/event-stream")
-        pieces = [f"data: {event}\n\n".encode() for event in (*_events(answer, chat), "[DONE]")]
+        pieces = list(events(answer, chat))
     else:
         headers.setdefault("content-type", "application/json")
-        pieces = [json.dumps(_completion(answer, chat)).encode()]
+        pieces = [json.dumps(whole(answer, chat)).encode()]
     if answer.cut_after is None and not answer.chunk_delay_s:
         return Response(b"".join(pieces), answer.status, headers)
     if answer.cut_after is not None:
-        whole = len(pieces) == 1
-        pieces = [pieces[0][: len(pieces[0]) // 2]] if whole else pieces[: max(answer.cut_after, 1)]
+        one = len(pieces) == 1
+        pieces = [pieces[0][: len(pieces[0]) // 2]] if one else pieces[: max(answer.cut_after, 1)]
     return StreamingResponse(_sent(answer, pieces), answer.status, headers)
 
 
@@ -214,74 +244,6 @@ async def _sent(answer: Answer, pieces: Sequence[bytes]) -> AsyncIterator[bytes]
 
 class _CutError(Exception):
     """Makes the server drop the connection, as a dying endpoint does."""
-
-
-def _completion(answer: Answer, chat: ChatRequest) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text or None}
-    if answer.reasoning is not None:
-        message["reasoning_content"] = answer.reasoning
-    if answer.tool_calls:
-        message["tool_calls"] = _tool_calls(answer, chat)
-    reply = _envelope(answer, chat, "chat.completion")
-    reply["choices"] = [{"index": 0, "message": message, "finish_reason": _finish_reason(answer)}]
-    if answer.usage is not None:
-        reply["usage"] = answer.usage
-    return reply
-
-
-def _events(answer: Answer, chat: ChatRequest) -> Iterator[str]:
-    """The chunks of a streamed answer: text in small pieces, tool-call arguments in pieces, usage last."""
-
-    def chunk(delta: Mapping[str, Any] | None, **more: Any) -> str:
-        reply = _envelope(answer, chat, "chat.completion.chunk")
-        reply["choices"] = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": None, **more}]
-        reply["usage"] = answer.usage if delta is None else None
-        return json.dumps(reply, ensure_ascii=False)
-
-    yield chunk({"role": "assistant", "content": ""})
-    for piece in _pieces(answer.reasoning or ""):
-        yield chunk({"reasoning_content": piece})
-    for piece in _pieces(answer.text):
-        yield chunk({"content": piece})
-    for index, sent in enumerate(_tool_calls(answer, chat)):
-        function = sent["function"]
-        yield chunk({"tool_calls": [{"index": index, **sent, "function": {**function, "arguments": ""}}]})
-        for piece in _pieces(function["arguments"]):
-            yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
-    yield chunk({}, finish_reason=_finish_reason(answer))
-    if answer.usage is not None and (chat.body.get("stream_options") or {}).get("include_usage"):
-        yield chunk(None)
-
-
-def _pieces(text: str, size: int = 24) -> Iterator[str]:
-    return (text[at : at + size] for at in range(0, len(text), size))
-
-
-def _tool_calls(answer: Answer, chat: ChatRequest) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": f"call_{chat.turn}_{number}",
-            "type": "function",
-            "function": {
-                "name": name,
-                "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False),
-            },
-        }
-        for number, (name, arguments) in enumerate(answer.tool_calls)
-    ]
-
-
-def _finish_reason(answer: Answer) -> str:
-    return answer.finish_reason or ("tool_calls" if answer.tool_calls else "stop")
-
-
-def _envelope(answer: Answer, chat: ChatRequest, kind: str) -> dict[str, Any]:
-    model = answer.model or f"{chat.body.get('model')}-scripted"
-    return {"id": f"chatcmpl-{chat.turn}", "object": kind, "created": 0, "model": model}
-
-
-def _error_body(message: str) -> bytes:
-    return json.dumps({"error": {"message": message, "type": "invalid_request_error"}}).encode()
 
 
 def load_answers(path: Path) -> dict[str, list[Turn]]:

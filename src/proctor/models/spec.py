@@ -80,11 +80,11 @@ def _spec(content: dict[str, Any], origin: str) -> ModelSpec:
     prices = values.pop("prices")
     if prices is not None:
         prices = {key: price for key, price in prices.items() if price is not None}
-    base_url = _checked_url(values.pop("base_url"), origin)
+    base_url = checked_url(values.pop("base_url"), origin)
     return ModelSpec(**values, base_url=base_url, prices=prices)
 
 
-def _checked_url(url: str, origin: str) -> str:
+def checked_url(url: str, origin: str) -> str:
     """The URL without a trailing slash. Raises ConfigError unless it is http(s) with a host and no credentials."""
     where = f"{origin}: base_url"
     try:

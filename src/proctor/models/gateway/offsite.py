@@ -1,0 +1,164 @@
+"""What a request asks the provider to do by itself: search, run code, fetch addresses, open stored files, remember.
+
+All of it happens outside the sandbox and past its network policy, so it is taken out and reported, unless the run
+allows it by type. Tools are let through by a list of types that the *agent* executes; a type that nobody here has heard
+of is the provider's. Sources: the tool types and content blocks in the API references of OpenAI (chat completions,
+responses) and Anthropic (messages).
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from proctor.models.gateway.body import REMOVED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from proctor.models.gateway.config import Protocol
+
+_CLIENT_TOOLS: Mapping[str, tuple[str, ...]] = {
+    "chat": ("function", "custom"),
+    "responses": (
+        "function", "custom", "local_shell", "apply_patch", "computer", "computer_use_preview", "namespace",
+        "tool_search",
+    ),
+    "messages": (
+        "custom", "bash_*", "text_editor_*", "computer_*", "memory_*", "tool_search_tool_*",
+    ),
+}  # fmt: skip
+_TOP_LEVEL: Mapping[str, tuple[str, ...]] = {
+    "chat": ("web_search_options", "plugins"),
+    "responses": ("conversation", "prompt", "background"),
+    "messages": ("mcp_servers", "container", "workspace_id", "user_profile_id"),
+}
+"""Members that switch something on at the provider (or name what it has stored)."""
+
+_REMOTE_KEYS = frozenset({"file_id", "file_url"})
+NOTICE = "[removed by the examiner: a file or address that only the model's provider could open]"
+
+
+def strip(protocol: Protocol, values: Mapping[str, Any], allowed: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The edits that take out what is not allowed, and the names of what was taken out."""
+    edits: dict[str, Any] = {}
+    removed: list[str] = []
+    for name in _TOP_LEVEL[protocol]:
+        if values.get(name) not in (None, False) and not _fits(name, allowed):
+            edits[name] = REMOVED
+            removed.append(name)
+    _strip_tools(protocol, values, allowed, edits, removed)
+    for name in ("input",) if protocol == "responses" else ("messages", "system"):
+        if isinstance(value := values.get(name), list) and not _fits("files", allowed):
+            clean = _without_remote(value, removed)
+            if clean is not value:
+                edits[name] = clean
+    return edits, removed
+
+
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _tool_type(protocol: Protocol, tool: Any) -> str:
+    """What kind of tool it is; a messages tool without a type is the client's own."""
+    if not isinstance(tool, dict):
+        return f"a JSON {type(tool).__name__}"
+    kind = tool.get("type")
+    if kind is None and protocol == "messages":
+        return "custom"
+    return str(kind)
+
+
+def _is_local(protocol: Protocol, tool: Any, allowed: Sequence[str]) -> bool:
+    kind = _tool_type(protocol, tool)
+    if _fits(kind, allowed):
+        return True
+    if protocol == "responses" and kind == "shell":
+        # The same type names the agent's own shell and a container at the provider.
+        environment = tool.get("environment")
+        return isinstance(environment, dict) and environment.get("type") == "local"
+    if kind == "namespace" and isinstance(inner := tool.get("tools"), list):
+        return all(_is_local(protocol, one, allowed) for one in inner)
+    return _fits(kind, _CLIENT_TOOLS[protocol])
+
+
+def _strip_tools(
+    protocol: Protocol, values: Mapping[str, Any], allowed: Sequence[str], edits: dict[str, Any], removed: list[str]
+) -> None:
+    tools = values.get("tools")
+    if not isinstance(tools, list):
+        return
+    kept = [tool for tool in tools if _is_local(protocol, tool, allowed)]
+    if len(kept) == len(tools):
+        return
+    gone = [tool for tool in tools if not _is_local(protocol, tool, allowed)]
+    removed.extend(_tool_type(protocol, tool) for tool in gone)
+    edits["tools"] = kept or REMOVED
+    choice = values.get("tool_choice")
+    if choice is None:
+        return
+    if not kept:
+        edits["tool_choice"] = REMOVED
+        for name in ("parallel_tool_calls",):
+            if name in values:
+                edits[name] = REMOVED
+    elif isinstance(choice, dict) and _names_one_of(choice, gone):
+        edits["tool_choice"] = {"type": "auto"} if protocol == "messages" else "auto"
+
+
+def _names_one_of(choice: Mapping[str, Any], tools: Sequence[Any]) -> bool:
+    """Whether a forced choice (also one out of a list of allowed tools) names a tool that is gone."""
+    names = {str(tool.get("name")) for tool in tools if isinstance(tool, dict) and tool.get("name")}
+    kinds = {str(tool.get("type")) for tool in tools if isinstance(tool, dict)}
+    inner = choice.get("tools")
+    options = [choice, *(inner if isinstance(inner, list) else [])]
+    return any(
+        isinstance(one, dict) and (one.get("type") in kinds or (one.get("name") is not None and one["name"] in names))
+        for one in options
+    )
+
+
+def _without_remote(items: list[Any], removed: list[str]) -> list[Any]:
+    """The items with every part that only the provider could open replaced by a notice; the same list if there is
+    none."""
+    changed: list[Any] | None = None
+    for index, item in enumerate(items):
+        clean = _clean(item, removed)
+        if clean is not item:
+            changed = changed if changed is not None else list(items)
+            changed[index] = clean
+    return items if changed is None else changed
+
+
+def _clean(item: Any, removed: list[str]) -> Any:
+    if not isinstance(item, dict):
+        return item
+    if kind := _remote(item):
+        removed.append(kind)
+        text_type = "input_text" if str(item.get("type", "")).startswith("input_") else "text"
+        return {"type": text_type, "text": NOTICE}
+    for name in ("content", "output"):
+        if isinstance(inner := item.get(name), list):
+            clean = _without_remote(inner, removed)
+            if clean is not inner:
+                return {**item, name: clean}
+    return item
+
+
+def _remote(part: Mapping[str, Any]) -> str | None:
+    """What a content part makes the provider open by itself: a stored file, or an address."""
+    kind = str(part.get("type"))
+    if any(part.get(key) for key in _REMOTE_KEYS) or kind in ("item_reference", "container_upload"):
+        return f"{kind}: stored file" if kind != "item_reference" else kind
+    if isinstance(file := part.get("file"), dict) and file.get("file_id"):
+        return f"{kind}: stored file"
+    source = part.get("source")
+    if isinstance(source, dict) and source.get("type") in ("url", "file"):
+        return f"{kind}: {source['type']}"
+    address = part.get("image_url")
+    if isinstance(address, dict):
+        address = address.get("url")
+    if isinstance(address, str) and not address.lstrip().lower().startswith("data:"):
+        return f"{kind}: url"
+    return None
