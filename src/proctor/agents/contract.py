@@ -30,6 +30,10 @@ class StopReason(StrEnum):
     LIMIT_STEPS = "limit:steps"
     LIMIT_TOKENS = "limit:tokens"
     LIMIT_COST = "limit:cost"
+    LIMIT_CALLS = "limit:calls"
+    LIMIT_RUN_TOKENS = "limit:run_tokens"
+    LIMIT_RUN_COST = "limit:run_cost"
+    LIMIT_RUN_CALLS = "limit:run_calls"
     MODEL_ERROR = "model_error"
     ERROR = "error"
 

@@ -131,8 +131,8 @@ class MeteredModel:
         start = anyio.current_time()
         with anyio.move_on_after(self._guard.remaining_s()):
             answer = await self.inner.complete(messages, tools)
-            if answer.attempts > 1:
-                self._guard.give_back(anyio.current_time() - start - answer.latency_s)
+            # Time that was lost to failed tries, or to waiting for a place at the endpoint, is not the agent's.
+            self._guard.give_back(anyio.current_time() - start - answer.latency_s)
             self._guard.count_usage(answer.usage)
             return answer
         limit = self._guard.limits.total_s

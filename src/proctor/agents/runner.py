@@ -11,6 +11,7 @@ import anyio
 from proctor.agents.contract import AgentResult, Harness, HarnessContext, ModelEndpoint, Recorder, StopReason
 from proctor.agents.limits import CountingRecorder, LimitGuard, LimitReached, MeteredModel
 from proctor.agents.room import BoundedRoom, OnRoomEvent
+from proctor.agents.spending import check_budget, run_within
 from proctor.common import ConfigError, InfraError, RefusedError
 from proctor.models.contract import ModelClient, ModelError, ModelFault
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from proctor.agents.contract import Room
     from proctor.agents.faults import ToolFaults
+    from proctor.models.gateway import TrialAccess
     from proctor.sandbox.contract import Sandbox
     from proctor.tasks.model import AgentLimits, Task
 
@@ -31,6 +33,7 @@ async def run_harness(
     recorder: Recorder,
     limits: AgentLimits,
     model: ModelClient | None = None,
+    access: TrialAccess | None = None,
     workdir: str | None = None,
     instruction: str | None = None,
     seed: int = 0,
@@ -43,9 +46,10 @@ async def run_harness(
     """Let `harness` work on `task` in `sandbox` until it ends or a limit fires.
 
     The steps go to `recorder` as they happen, each call on the sandbox to `on_event`. `workdir` defaults to the
-    task's, then the image's; `endpoint` is the model as programs inside reach it. `faults` makes a share of its tool
-    calls go wrong on purpose; `wrap_room` may put another room before the real one (replays). Whatever the harness
-    says, a limit that was passed is the result.
+    task's, then the image's. `access` is the gateway's side of the model, whose budgets end the trial too; `endpoint`
+    its address for programs in the sandbox. `faults` makes a share of its tool calls go wrong on purpose; `wrap_room`
+    may put another room before the real one (replays). Whatever the harness says, a limit that was passed is the
+    result.
 
     Raises InfraError (SandboxLost among them) when the machinery failed, RefusedError when a limit cannot be
     enforced, ConfigError for options or a model that do not fit. Anything else a harness raises is its own
@@ -67,7 +71,8 @@ async def run_harness(
         endpoint=endpoint,
     )
     try:
-        result = await _bounded(harness, context, guard)
+        result = await _bounded(harness, context, guard, access)
+        check_budget(access, guard)
         if result.stop is not StopReason.MODEL_ERROR:
             guard.check_spent()
         return result
@@ -88,14 +93,16 @@ def _check_fit(harness: Harness, model: ModelClient | None, limits: AgentLimits)
         )
 
 
-async def _bounded(harness: Harness, context: HarnessContext, guard: LimitGuard) -> AgentResult:
+async def _bounded(
+    harness: Harness, context: HarnessContext, guard: LimitGuard, access: TrialAccess | None
+) -> AgentResult:
     """The harness' own result, or what its end by an exception means."""
     # Commands and model calls are cut at the deadline itself and return what they have; this scope is for a
     # harness that hangs elsewhere, and leaves them time to come back.
     grace_s = min(5.0, max(0.25, 0.05 * guard.limits.total_s))
     try:
         with anyio.move_on_after(guard.remaining_s() + grace_s) as guard.backstop:
-            result: Any = await harness.run(context)
+            result: Any = await run_within(harness, context, access)
             if isinstance(result, AgentResult):
                 return result
             return AgentResult(StopReason.ERROR, f"{harness.name} returned {type(result).__name__}, not AgentResult")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -52,14 +52,30 @@ class _Failure(Exception):
         self.excerpt = excerpt
         self.wait_s = wait_s
         self.remedy = remedy
+        self.attempts = 1
         super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hop:
+    """What a gateway in between says of a call: how often it tried, and for how long before its last try began."""
+
+    attempts: int = 1
+    waited_s: float = 0.0
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> _Hop:
+        if "x-proctor-attempts" not in headers:
+            return cls()
+        return cls(int(headers["x-proctor-attempts"]), float(headers["x-proctor-waited-s"]))
 
 
 class OpenAIChatClient:
     """Talks to `spec.base_url`. One client may be shared by any number of trials.
 
     The key is read from the environment variable that the spec names, when the client is made; it is sent in the
-    Authorization header and replaced by `[redacted]` wherever a reply or an error repeats it.
+    Authorization header and replaced by `[redacted]` wherever a reply or an error repeats it. With a gateway's
+    `transport` it holds no key, and tries again only what broke off after the answer had begun.
     """
 
     def __init__(
@@ -68,9 +84,12 @@ class OpenAIChatClient:
         *,
         rng: random.Random | None = None,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.spec = spec
-        self._key = _key_from_environment(spec)
+        self._transport = transport
+        # Behind a gateway the key, the time-outs and the tries are the gateway's business.
+        self._key = _key_from_environment(spec) if transport is None else None
         self._rng = rng or random.Random()
         self._sleep = sleep
         self._http: httpx.AsyncClient | None = None
@@ -87,23 +106,25 @@ class OpenAIChatClient:
         until then is a ModelError and not a caller that ran out of time.
         """
         body = request_body(self.spec, messages, tools)
-        attempt = 0
+        attempt = before = 0
         while True:
             attempt += 1
             start = anyio.current_time()
             try:
-                draft, first_token_s = await self._attempt(body, again=attempt > 1)
-                return self._answer(draft, anyio.current_time() - start, first_token_s, attempt)
+                draft, first_token_s, hop = await self._attempt(body, again=attempt > 1)
+                latency_s = anyio.current_time() - start - hop.waited_s
+                return self._answer(draft, latency_s, first_token_s, before + hop.attempts)
             except _Failure as failure:
+                before += failure.attempts
                 if not failure.retried or attempt > self.spec.max_retries:
-                    raise self._error(failure, attempt) from failure
+                    raise self._error(failure, before) from failure
                 if failure.wait_s is not None and failure.wait_s > MAX_RETRY_AFTER_S:
                     failure.message += f"; it asks to wait {failure.wait_s:.0f} s"
-                    raise self._error(failure, attempt) from failure
+                    raise self._error(failure, before) from failure
                 wait_s = delay_s(attempt, failure.wait_s, self._rng)
                 if anyio.current_time() + wait_s >= anyio.current_effective_deadline() - _LAST_S:
                     failure.message += "; no time is left to try again"
-                    raise self._error(failure, attempt) from failure
+                    raise self._error(failure, before) from failure
                 await self._sleep(wait_s)
 
     async def aclose(self) -> None:
@@ -118,22 +139,25 @@ class OpenAIChatClient:
 
             headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
             timeout = httpx.Timeout(None, connect=self.spec.connect_timeout_s)
+            if self._transport is not None:
+                self._http = httpx.AsyncClient(transport=self._transport, timeout=None)
+                return self._http
             # Trials share the client, and how many there are is the scheduler's business.
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
             local = is_loopback(self.spec.base_url)
             self._http = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, trust_env=not local)
         return self._http
 
-    async def _attempt(self, body: Mapping[str, Any], *, again: bool) -> tuple[Draft, float | None]:
-        """One try: the answer and the seconds to its first token. Raises _Failure."""
+    async def _attempt(self, body: Mapping[str, Any], *, again: bool) -> tuple[Draft, float | None, _Hop]:
+        """One try: the answer, the seconds to its first token, and what a gateway did for it. Raises _Failure."""
         import httpx
 
         spec, start = self.spec, anyio.current_time()
-        latest = start + spec.timeout_s
+        latest = start + spec.timeout_s if self._transport is None else float("inf")
         if again:
             latest = min(latest, anyio.current_effective_deadline() - _LAST_S)
         first = latest
-        if spec.stream and spec.first_token_timeout_s is not None:
+        if spec.stream and spec.first_token_timeout_s is not None and self._transport is None:
             first = min(latest, start + spec.first_token_timeout_s)
         with anyio.CancelScope(deadline=first) as scope:
 
@@ -142,7 +166,7 @@ class OpenAIChatClient:
 
             try:
                 async with self._client().stream("POST", f"{spec.base_url}/chat/completions", json=body) as response:
-                    return await self._read(response, start, on_start)
+                    return (*await self._read(response, start, on_start), _Hop.of(response.headers))
             except httpx.ConnectTimeout as error:
                 message = f"no connection to {spec.base_url} within {spec.connect_timeout_s:g} s"
                 raise _Failure(ModelFault.UNREACHABLE, message, retried=True) from error
@@ -165,7 +189,13 @@ class OpenAIChatClient:
         self, response: httpx.Response, start: float, on_start: Callable[[], None]
     ) -> tuple[Draft, float | None]:
         if response.status_code != 200:
-            raise _status_failure(response.status_code, response.headers, await _body(response), self.spec)
+            text = await _body(response)
+            if "x-proctor-code" in response.headers:
+                raise _gateway_failure(response.headers, text)
+            failure = _status_failure(response.status_code, response.headers, text, self.spec)
+            if "x-proctor-attempts" in response.headers:
+                failure.attempts, failure.retried = _Hop.of(response.headers).attempts, False
+            raise failure
         if "text/event-stream" in response.headers.get("content-type", ""):
             return await _read_stream(response, start, on_start)
         text = await _body(response)
@@ -325,6 +355,22 @@ def _status_failure(status: int, headers: Mapping[str, str], text: str, spec: Mo
         remedy = f"give the final address: {headers.get('location', 'unknown')}"
     fault = _context_fault(code, said) or ModelFault.REFUSED
     return _Failure(fault, message, retried=False, status=status, excerpt=text, remedy=remedy)
+
+
+def _gateway_failure(headers: Mapping[str, str], text: str) -> _Failure:
+    """An error that the gateway reports in its own words."""
+    fault = ModelFault(headers["x-proctor-fault"])
+    try:
+        parse_json(text)
+        said = text
+    except ErrorReply as error:
+        said = error.message
+    except BadReply:
+        said = " ".join(text.split())[:200]
+    remedy = "check the URL and that it is up" if fault is ModelFault.UNREACHABLE else None
+    failure = _Failure(fault, said, retried=False, excerpt=text, remedy=remedy)
+    failure.attempts = max(1, _Hop.of(headers).attempts)
+    return failure
 
 
 def _context_fault(code: str, message: str) -> ModelFault | None:

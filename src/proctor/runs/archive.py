@@ -10,7 +10,7 @@ from proctor.agents.toolset import ASK_USER
 from proctor.runs.clock import now_iso
 from proctor.runs.export import export_atif
 from proctor.runs.formats import TrialResult
-from proctor.runs.trajectory import clean, clean_text, total_usage
+from proctor.runs.trajectory import clean, clean_text
 from proctor.trajectories import atif
 from proctor.trajectories.atif import dump_trajectory
 
@@ -104,7 +104,7 @@ def trial_result(run_id: str, attempt: Attempt, record: TrialRecord, verdict: Ve
         questions=sum(call.name == ASK_USER for step in record.steps for call in step.tool_calls),
         model_errors=record.model_errors,
         injected=record.injected,
-        usage=total_usage(record.steps),
+        usage=record.usage(),
         returned_models=record.returned_models,
         stages=record.stages.times,
         started_at=attempt.started_at,

@@ -26,7 +26,6 @@ from proctor.runs.formats import Stage, TrialResult, UsageTotals, load
 from proctor.runs.ledger import Ledger, LedgerWriter, Row, RowKind
 from proctor.runs.outcome import Outcome, Verdict, backoff_s, from_error, may_retry
 from proctor.runs.record import TEMPORARY, RecordError, TrialRecord, commit, record_errors
-from proctor.runs.trajectory import total_usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -280,7 +279,7 @@ class _Run:
             verdict = await self._verdict(trial, record)
             if may_retry(verdict, tries):
                 wait_s = self._backoff(tries, self._random.random())
-                self._book.retry(trial, tries, verdict, wait_s, total_usage(record.steps))
+                self._book.retry(trial, tries, verdict, wait_s, record.usage())
                 self._on_event(Event("retry", trial.id, detail=verdict.detail))
                 return wait_s
             with anyio.CancelScope(shield=True):

@@ -21,21 +21,19 @@ from proctor.grading import GradeOptions, collect, grade
 from proctor.grading.contract import Grade, GradeFinding
 from proctor.grading.deliverable import Collected
 from proctor.grading.near_miss import in_right_form, misplaced
-from proctor.models.contract import ModelClient, ModelError, ModelFault
 from proctor.runs.equipment import Equipment
 from proctor.runs.formats import Stage
+from proctor.runs.model_access import ModelDesk, gateway_of
 from proctor.runs.outcome import Outcome, Verdict, backoff_s, describe, from_grade, from_model_failure
 from proctor.runs.plan import trial_limits
 from proctor.runs.text import brief
 from proctor.sandbox.contract import Lifecycle, Resources, SandboxLost, SandboxSpec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-    from typing import Any
+    from collections.abc import AsyncIterator, Iterator, Mapping
 
     from proctor.agents.contract import Room
     from proctor.agents.room import BoundedRoom
-    from proctor.models.contract import ModelAnswer, ModelSpec
     from proctor.runs.engine import Examiner
     from proctor.runs.plan import RunPlan, TrialPlan
     from proctor.runs.preparation import Preparation
@@ -56,16 +54,13 @@ _ADMISSION_DEADLINE_S = 24 * 3600.0
 
 @asynccontextmanager
 async def opened(plan: RunPlan, preparation: Preparation, playback: Playback | None = None) -> AsyncIterator[Examiner]:
-    """An examiner with an Edge of its own and one client for each model; leaving it ends every sandbox."""
-    from proctor.models.client import OpenAIChatClient
+    """An examiner with an Edge of its own and one gateway to all models; leaving it ends every sandbox."""
+    from proctor.models.gateway import Gateway
     from proctor.sandbox import Edge
 
     async with AsyncExitStack() as stack:
-        clients: dict[str, ModelClient] = {}
-        for agent in plan.agents:
-            if agent.model is not None:
-                clients[agent.label] = OpenAIChatClient(agent.model)
-                stack.push_async_callback(clients[agent.label].aclose)
+        config, names = gateway_of(plan)
+        desk = ModelDesk(await stack.enter_async_context(Gateway(config)), names)
         edge = await stack.enter_async_context(Edge(queue_deadline_s=_ADMISSION_DEADLINE_S))
         if plan.predictions is not None:
             from pathlib import Path
@@ -74,38 +69,7 @@ async def opened(plan: RunPlan, preparation: Preparation, playback: Playback | N
 
             yield PredictionExaminer(edge, preparation, load_predictions(Path(plan.predictions)))
         else:
-            yield TrialExaminer(edge, plan, preparation, clients, playback)
-
-
-class RecordedModel:
-    """A model client whose every call goes into the record before the harness sees the answer."""
-
-    def __init__(self, inner: ModelClient, record: TrialRecord) -> None:
-        self.spec: ModelSpec = inner.spec
-        self._inner = inner
-        self._record = record
-        self._answered = False
-
-    async def complete(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> ModelAnswer:
-        """As the inner client's."""
-        request = {"messages": list(messages), "tools": list(tools)}
-        try:
-            answer = await self._inner.complete(messages, tools)
-        except ModelError as error:
-            # An endpoint that has answered before and now refuses, refuses what the agent made of the conversation.
-            by_agent = error.fault is ModelFault.REFUSED and self._answered
-            self._record.model_call(
-                request, None, model=self.spec.name, error=error.line(), fault=str(error.fault), by_agent=by_agent
-            )
-            raise
-        self._answered = True
-        self._record.model_call(request, answer, model=self.spec.name)
-        return answer
-
-    async def aclose(self) -> None:
-        """Nothing: the inner client is shared by all trials of the run."""
+            yield TrialExaminer(edge, plan, preparation, desk, playback)
 
 
 class Playback(Protocol):
@@ -128,13 +92,13 @@ class TrialExaminer:
         edge: Edge,
         plan: RunPlan,
         preparation: Preparation,
-        clients: Mapping[str, ModelClient],
+        desk: ModelDesk,
         playback: Playback | None = None,
     ) -> None:
         self._edge = edge
         self._plan = plan
         self._preparation = preparation
-        self._clients = clients
+        self._desk = desk
         self._playback = playback
         self._equipment = Equipment(edge)
 
@@ -172,23 +136,25 @@ class TrialExaminer:
             await self._playback.begin(trial, box, record)
         record.stages.enter(Stage.MODEL_ACCESS)
         harness = load_harness(trial.agent.ref)
-        client = self._clients.get(trial.agent.label)
-        record.stages.enter(Stage.EXECUTION)
         try:
-            result = await run_harness(
-                harness,
-                sandbox=box,
-                task=trial.task,
-                recorder=record,
-                limits=limits,
-                model=RecordedModel(client, record) if client else None,
-                instruction=trial.condition.instruction(trial.task, trial.seed),
-                seed=trial.seed,
-                faults=trial.condition.tool_faults,
-                options=trial.agent.options,
-                on_event=record.room_event,
-                wrap_room=self._playback.room if self._playback is not None else (lambda room: room),
-            )
+            async with self._desk.opened(trial, limits, record) as models:
+                record.stages.enter(Stage.EXECUTION)
+                result = await run_harness(
+                    harness,
+                    sandbox=box,
+                    task=trial.task,
+                    recorder=record,
+                    limits=limits,
+                    model=models.client if models else None,
+                    access=models.access if models else None,
+                    endpoint=models.endpoint if models else None,
+                    instruction=trial.condition.instruction(trial.task, trial.seed),
+                    seed=trial.seed,
+                    faults=trial.condition.tool_faults,
+                    options=trial.agent.options,
+                    on_event=record.room_event,
+                    wrap_room=self._playback.room if self._playback is not None else (lambda room: room),
+                )
         except ConfigError as error:
             # Before the agent has done anything, this is about its options, and a person has to mend them. Later it is
             # about something that the agent asked for, and must not be a way to stop the run.

@@ -372,17 +372,38 @@ class ModelCallLine(_Record):
     v: Literal[1] = 1
     seq: int
     at: str
+    protocol: str = "chat"
+    """`chat`, `responses`, `messages`, or `count_tokens` (of messages)."""
     requested_model: str
+    pinned_model: str | None = None
     returned_model: str | None = None
+    fingerprint: str | None = None
+    upstream: str | None = None
     request: dict[str, Any]
+    """What the agent asked, without secrets."""
+    changes: list[str] = []
+    """What was enforced on it before it went upstream."""
+    status: int | None = None
+    streamed: bool = False
     response: dict[str, Any] | None = None
+    """The answer as one object; assembled, when it was streamed."""
+    stream: str | None = None
+    """A streamed answer byte for byte: Zstandard in base64 (`proctor.runs.calls.unpacked`)."""
+    raw: str | None = None
+    """An error's body, or one that is no answer."""
     error: str | None = None
     fault: str | None = None
     """What kind of failure kept the answer away (`proctor.models.ModelFault`)."""
     attempts: int | None = None
+    tries: list[dict[str, Any]] = []
+    """The tries that failed: `upstream`, `fault`, `message`, `status`, `duration_s`, `waited_s`."""
+    queued_s: float | None = None
     latency_s: float | None = None
     first_token_s: float | None = None
+    total_s: float | None = None
     usage: dict[str, Any] = {}
+    price_since: str | None = None
+    flags: list[str] = []
 
 
 def dump(model: BaseModel) -> bytes:

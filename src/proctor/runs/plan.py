@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from proctor.models.contract import ModelSpec
+    from proctor.models.gateway import GatewayConfig
     from proctor.tasks.model import AgentLimits, DatasetEntry, Task, Unrunnable
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
@@ -67,6 +68,8 @@ class RunPlan:
     unrunnable: tuple[Unrunnable, ...] = ()
     predictions: str | None = None
     predictions_digest: str | None = None
+    gateway: GatewayConfig | None = None
+    """The gateway that a file describes; None: every model given by itself is one."""
     options: Mapping[str, Any] = field(default_factory=dict)
     parent: Mapping[str, Any] | None = None
     """The trial that this run does again or branches off, as `ParentLock` has it."""

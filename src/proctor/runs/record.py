@@ -19,6 +19,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from proctor.common import ExitCode, ProctorError, digest_bytes, digest_tree
+from proctor.runs.calls import call_line, findings_of, is_refusal, usage_totals, was_at_work
 from proctor.runs.clock import now_iso
 from proctor.runs.events import EventWriter, step_data
 from proctor.runs.formats import (
@@ -29,18 +30,18 @@ from proctor.runs.formats import (
     FindingEntry,
     FindingsFile,
     GradeFile,
-    ModelCallLine,
     ReceiptFile,
     Stage,
     StageTime,
     StreamLine,
     TestResult,
     TrialResult,
+    UsageTotals,
     dump,
     dump_json,
     plain,
 )
-from proctor.runs.trajectory import clean
+from proctor.runs.trajectory import clean, total_usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,7 +51,8 @@ if TYPE_CHECKING:
     from proctor.agents.contract import Step
     from proctor.agents.room import RoomEvent
     from proctor.grading.contract import Grade
-    from proctor.models.contract import ModelAnswer
+    from proctor.models.contract import Usage
+    from proctor.models.gateway import CallRecord
     from proctor.sandbox.contract import DiffEntry, ExecResult, Output, Receipt
 
 _LOGGED = 2000
@@ -134,6 +136,8 @@ class TrialRecord:
         self.model_errors = 0
         self.endpoint_failed = False
         self._tools_noted = False
+        self._answered = False
+        self._used: list[tuple[Usage, bool]] = []
         self.final_message = ""
         self.grade: Grade | None = None
         self._kept_bytes = 0
@@ -204,41 +208,30 @@ class TrialRecord:
                 path.write_bytes(data)
         return digest
 
-    def model_call(
-        self,
-        request: Mapping[str, Any],
-        answer: ModelAnswer | None,
-        *,
-        model: str,
-        error: str | None = None,
-        fault: str | None = None,
-        by_agent: bool = False,
-    ) -> None:
-        """Append one call of the model to `model-calls.jsonl`. `by_agent`: the error is the conversation's fault."""
-        if (tools := request.get("tools")) and not self._tools_noted:
+    def model_call(self, call: CallRecord) -> None:
+        """Append one call of the model to `model-calls.jsonl`, before the last byte of its answer goes back."""
+        if (tools := call.request.get("tools")) and not self._tools_noted:
             self._tools_noted = True
             self.events.write("tools", {"definitions": clean(plain(tools))})
         self.model_calls += 1
-        self.model_errors += error is not None
-        self.endpoint_failed = error is not None and not by_agent
-        answered: dict[str, Any] = {}
-        if answer is not None:
-            usage = {name: getattr(answer.usage, name) for name in answer.usage.__slots__}
-            answered = {
-                "returned_model": answer.returned_model,
-                "response": plain(answer.raw) or _answer(answer),
-                "attempts": answer.attempts,
-                "latency_s": answer.latency_s,
-                "first_token_s": answer.first_token_s,
-                "usage": {name: value for name, value in usage.items() if value is not None},
-            }
-            if answer.returned_model and answer.returned_model not in self.returned_models:
-                self.returned_models.append(answer.returned_model)
-        line = ModelCallLine(seq=self.model_calls, at=now_iso(), requested_model=model, request=plain(request),
-        error=error, fault=fault, **answered)  # fmt: skip
-        content = dump_json(line.model_dump(exclude_none=True))
+        failed = call.error is not None
+        self.model_errors += failed
+        # An endpoint that has answered before and now refuses, refuses what the agent made of the conversation.
+        self.endpoint_failed = failed and not (is_refusal(call) and self._answered)
+        self._answered = self._answered or not failed
+        self._used.append((call.usage, was_at_work(call)))
+        if call.returned_model and call.returned_model not in self.returned_models:
+            self.returned_models.append(call.returned_model)
+        for finding in findings_of(call):
+            if finding not in self._findings:
+                self._findings.append(finding)
+        content = dump_json(call_line(call).model_dump(exclude_none=True))
         self._append("model-calls.jsonl", content)
         self.events.write("model_call", {"line": self.model_calls, "digest": digest_bytes(content)})
+
+    def usage(self) -> UsageTotals:
+        """What the trial used: as the gateway counted it, or (no call passed one) as the steps say."""
+        return usage_totals(self._used) if self._used else total_usage(self.steps)
 
     def agent_receipt(self, receipt: Receipt) -> None:
         """Keep the receipt of the agent's sandbox."""
@@ -427,16 +420,6 @@ def exec_line(event: RoomEvent, seq: int, *, input_digest: str | None = None) ->
 def redacted(env: Mapping[str, str]) -> dict[str, str]:
     """Environment variables without the values of those whose name says that they are secrets."""
     return {name: REDACTED if _SECRET.search(name) else value for name, value in env.items()}
-
-
-def _answer(answer: ModelAnswer) -> dict[str, Any]:
-    calls = [{"id": call.call_id, "name": call.name, "arguments": call.arguments} for call in answer.tool_calls]
-    return {
-        "text": answer.text,
-        "tool_calls": calls,
-        "reasoning": answer.reasoning,
-        "finish_reason": answer.finish_reason,
-    }
 
 
 def _fields(value: Any) -> dict[str, Any]:

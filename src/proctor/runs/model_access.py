@@ -1,0 +1,99 @@
+"""A run's way to its models: one gateway for all its trials, and for each trial a token, a client and an address.
+
+Harnesses in this process and programs in a sandbox are served by the same gateway, so there is one accounting.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+
+from proctor.agents.contract import ModelEndpoint
+from proctor.models.gateway import Budgets, GatewayConfig, config_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from proctor.models.client import OpenAIChatClient
+    from proctor.models.contract import ModelSpec
+    from proctor.models.gateway import Gateway, TrialAccess
+    from proctor.runs.plan import AgentSpec, RunPlan, TrialPlan
+    from proctor.runs.record import TrialRecord
+    from proctor.tasks.model import AgentLimits
+
+HOST = "model.proctor"
+"""The name that stands for the gateway inside a sandbox, on port 80."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialModels:
+    """What one trial has of its model: a client for a harness out here, an endpoint for a program in the sandbox."""
+
+    access: TrialAccess
+    client: OpenAIChatClient
+    endpoint: ModelEndpoint
+
+
+class ModelDesk:
+    """Hands out access to the models of a run. `names` are the gateway's names of the agents' models, by label."""
+
+    def __init__(self, gateway: Gateway, names: Mapping[str, str]) -> None:
+        self.gateway = gateway
+        self._names = names
+
+    @asynccontextmanager
+    async def opened(
+        self, trial: TrialPlan, limits: AgentLimits, record: TrialRecord
+    ) -> AsyncIterator[TrialModels | None]:
+        """Access while the body runs; None for an agent without a model. Afterwards every call is on record."""
+        from proctor.models.client import OpenAIChatClient
+        from proctor.models.gateway import GatewayTransport
+
+        model = trial.agent.model
+        if model is None:
+            yield None
+            return
+        name = self._names[trial.agent.label]
+        budgets = Budgets(tokens=limits.tokens, cost_usd=limits.cost_usd)
+        access = self.gateway.open_trial(trial.id, models=[name], budgets=budgets, record=record.model_call)
+        client = OpenAIChatClient(model, transport=GatewayTransport(self.gateway, access))
+        protocols = self.gateway.config.upstreams[self.gateway.config.models[name].upstream].protocols
+        try:
+            yield TrialModels(access, client, ModelEndpoint(f"http://{HOST}", access.token, name, protocols))
+            with anyio.CancelScope(shield=True):
+                await access.finish(self.gateway.config.drain_s)
+        finally:
+            access.close()
+            with anyio.CancelScope(shield=True):
+                await client.aclose()
+        if access.failure is not None:
+            raise access.failure
+
+
+def gateway_of(plan: RunPlan) -> tuple[GatewayConfig, dict[str, str]]:
+    """The gateway's configuration for a plan, and the name of each agent's model in it.
+
+    Without a file, every `--model` stands for a gateway of one model. Raises ConfigError when a key is missing.
+    """
+    agents = [agent for agent in plan.agents if agent.model is not None]
+    if plan.gateway is not None:
+        return plan.gateway, {agent.label: agent.model.name for agent in agents if agent.model is not None}
+    specs, names = _named(agents)
+    return config_of(specs), names
+
+
+def _named(agents: list[AgentSpec]) -> tuple[dict[str, ModelSpec], dict[str, str]]:
+    """The models of some agents under names of their own; equal models are one."""
+    specs: dict[str, ModelSpec] = {}
+    names: dict[str, str] = {}
+    for agent in agents:
+        assert agent.model is not None
+        name, number = agent.model.name, 1
+        while specs.setdefault(name, agent.model) != agent.model:
+            number += 1
+            name = f"{agent.model.name}#{number}"
+        names[agent.label] = name
+    return specs, names
