@@ -7,6 +7,7 @@ import errno
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,8 +16,10 @@ from pydantic import BaseModel
 
 from proctor.agents.room import RoomEvent
 from proctor.common import ConfigError, digest_tree
-from proctor.models.contract import ModelAnswer, Usage
+from proctor.models.contract import ModelFault, Usage
+from proctor.models.gateway import CallRecord
 from proctor.runs import formats
+from proctor.runs.calls import unpacked
 from proctor.runs.clock import now_iso
 from proctor.runs.formats import ExecLine, ModelCallLine, Stage, StreamLine, TrialResult, load, parse
 from proctor.runs.outcome import Outcome
@@ -69,11 +72,24 @@ def test_odd_output_survives_in_the_execution_log(tmp_path: Path) -> None:
         assert kept == output
 
 
-def test_model_calls_are_kept_with_requested_and_returned_model(tmp_path: Path) -> None:
+def call(**more: Any) -> CallRecord:
+    known = {
+        "seq": 1, "trial_id": "t", "at": "2026-11-30T00:00:00Z", "operation": "chat", "asked_model": "asked",
+        "model": "m", "upstream": "up", "pinned_model": "asked", "streamed": True, "request": {"messages": []}, "attempts": 1,
+    }  # fmt: skip
+    return CallRecord(**{**known, **more})
+
+
+def test_model_calls_are_kept_as_the_gateway_saw_them(tmp_path: Path) -> None:
     record = TrialRecord(tmp_path / "r")
-    answer = ModelAnswer("hi\ud800", (), None, "stop", Usage(3, None, 1), "asked", "got", 0.5, 0.1, 2)
-    record.model_call({"messages": [{"role": "user", "content": "\x00"}]}, answer, model="asked")
-    record.model_call({"messages": []}, None, model="asked", error="429")
+    stream = "data: ä\r\n\r\n".encode() * 50
+    flags = ("model changed: a → got", "provider tool removed: web_search")
+    record.model_call(
+        call(request={"messages": [{"role": "user", "content": "\x00"}]}, status=200, returned_model="got",
+             response={"text": "hi"}, stream=stream, usage=Usage(3, None, 1), flags=flags)
+    )  # fmt: skip
+    record.model_call(call(seq=2, error="429", fault=ModelFault.OVERLOADED, status=429, raw=b"\xff busy", flags=flags))
+    assert record.endpoint_failed
     record.finish(result())
     first, second = (
         parse(ModelCallLine, json.dumps(line).encode(), name="calls")
@@ -85,8 +101,17 @@ def test_model_calls_are_kept_with_requested_and_returned_model(tmp_path: Path) 
         {"prompt_tokens": 3, "completion_tokens": 1},
     )
     assert first.request["messages"][0]["content"] == "\x00"
-    assert (second.error, second.response) == ("429", None)
+    assert unpacked(first.stream or "") == stream
+    assert (second.error, second.response, second.fault, second.raw) == ("429", None, "overloaded", "\\xff busy")
     assert (record.model_errors, record.returned_models) == (1, ["got"])
+    # What the model never worked on has used nothing; what it did not count is unknown.
+    usage = record.usage()
+    assert (usage.model_calls, usage.prompt_tokens, usage.cached_tokens, usage.cost_usd) == (1, 3, None, None)
+    findings = json.loads((tmp_path / "r" / "findings.json").read_text())["findings"]
+    assert [(one["kind"], one["severity"], one["source"]) for one in findings] == [
+        ("model-changed", "review", "gateway"),
+        ("provider-tool-removed", "note", "gateway"),
+    ]
 
 
 def test_a_commit_is_one_rename_and_supersedes_without_losing(tmp_path: Path) -> None:
