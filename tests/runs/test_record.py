@@ -75,7 +75,8 @@ def test_odd_output_survives_in_the_execution_log(tmp_path: Path) -> None:
 def call(**more: Any) -> CallRecord:
     known = {
         "seq": 1, "trial_id": "t", "at": "2026-11-30T00:00:00Z", "operation": "chat", "asked_model": "asked",
-        "model": "m", "upstream": "up", "pinned_model": "asked", "streamed": True, "request": {"messages": []}, "attempts": 1,
+        "model": "m", "upstream": "up", "pinned_model": "asked", "streamed": True, "attempts": 1,
+        "request": {"messages": []},
     }  # fmt: skip
     return CallRecord(**{**known, **more})
 

@@ -32,7 +32,7 @@ from proctor.sandbox.contract import Lifecycle, Resources, SandboxLost, SandboxS
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
 
-    from proctor.agents.contract import Room
+    from proctor.agents.contract import Harness, Room
     from proctor.agents.room import BoundedRoom
     from proctor.runs.engine import Examiner
     from proctor.runs.plan import RunPlan, TrialPlan
@@ -111,10 +111,12 @@ class TrialExaminer:
         record.stages.enter(Stage.ADMISSION)
         kit = self._preparation.kits.get(trial.agent.label, ())
         spec = await equipped_spec(self._plan.run_id, trial, image, limits, self._equipment, kit)
-        box = await self._edge.create(spec, on_admitted=lambda: record.stages.enter(Stage.START))
+        harness = load_harness(trial.agent.ref)
+        services = self._desk.services(trial, harness)
+        box = await self._edge.create(spec, services=services, on_admitted=lambda: record.stages.enter(Stage.START))
         with watched(longest_s(trial.task, limits), record):
             try:
-                result = await self._execute(trial, box, limits, record)
+                result = await self._execute(trial, harness, box, limits, record)
                 if result.stop is StopReason.MODEL_ERROR and record.endpoint_failed:
                     return from_model_failure(result)
                 collected = await self._collect(trial.task, box, record)
@@ -130,12 +132,13 @@ class TrialExaminer:
                     record.agent_receipt(await box.close())
             return from_grade(result, await self._grade(trial.task, collected, image, record))
 
-    async def _execute(self, trial: TrialPlan, box: Sandbox, limits: AgentLimits, record: TrialRecord) -> AgentResult:
+    async def _execute(
+        self, trial: TrialPlan, harness: Harness, box: Sandbox, limits: AgentLimits, record: TrialRecord
+    ) -> AgentResult:
         await wait_until_healthy(box, trial.task)
         if self._playback is not None:
             await self._playback.begin(trial, box, record)
         record.stages.enter(Stage.MODEL_ACCESS)
-        harness = load_harness(trial.agent.ref)
         try:
             async with self._desk.opened(trial, limits, record) as models:
                 record.stages.enter(Stage.EXECUTION)
@@ -147,7 +150,7 @@ class TrialExaminer:
                     limits=limits,
                     model=models.client if models else None,
                     access=models.access if models else None,
-                    endpoint=models.endpoint if models else None,
+                    endpoint=models.endpoint if models and self._desk.services(trial, harness) else None,
                     instruction=trial.condition.instruction(trial.task, trial.seed),
                     seed=trial.seed,
                     faults=trial.condition.tool_faults,

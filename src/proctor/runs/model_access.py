@@ -13,10 +13,12 @@ import anyio
 
 from proctor.agents.contract import ModelEndpoint
 from proctor.models.gateway import Budgets, GatewayConfig, config_of
+from proctor.sandbox.net import Service
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    from proctor.agents.contract import Harness
     from proctor.models.client import OpenAIChatClient
     from proctor.models.contract import ModelSpec
     from proctor.models.gateway import Gateway, TrialAccess
@@ -42,7 +44,15 @@ class ModelDesk:
 
     def __init__(self, gateway: Gateway, names: Mapping[str, str]) -> None:
         self.gateway = gateway
+        self._app = gateway.app
         self._names = names
+
+    def services(self, trial: TrialPlan, harness: Harness) -> dict[str, Service]:
+        """What answers names in the trial's sandbox: the gateway, where the agent is a program in there that has a
+        model. A harness says so by `protocols` (see `InstalledHarness`)."""
+        if trial.agent.model is None or not getattr(harness, "protocols", ()):
+            return {}
+        return {HOST: Service.asgi(self._app)}
 
     @asynccontextmanager
     async def opened(
