@@ -6,14 +6,15 @@ must not be able to move the reader's cursor.
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from proctor.common import ConfigError, digest_tree
 from proctor.runs.formats import DiffFile, FindingsFile, GradeFile, ReceiptFile, TrialResult, load
-from proctor.runs.text import brief, duration, quantity, safe, shorten
-from proctor.trajectories.atif import ContentPart, Step, Trajectory, read_trajectory
+from proctor.runs.record import read_lines
+from proctor.runs.text import duration, quantity, safe
+from proctor.runs.transcript import steps_text
+from proctor.trajectories.atif import Trajectory, read_trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -82,20 +83,30 @@ def find_trial(view: RunView, text: str) -> str:
     raise ConfigError(f"{text!r} fits {len(found)} trials: {some}", field=str(view.directory), remedy="give more of it")
 
 
-def print_trial(console: Console, trial: TrialView) -> None:
+def print_trial(console: Console, trial: TrialView, first: int = 1, last: int | None = None) -> None:
     """Print the story."""
+    print_lines(console, story(trial, first, last))
+
+
+def print_lines(console: Console, lines: Iterable[tuple[str, str]]) -> None:
+    """Print (style, line) pairs; a line that is too long goes on below, indented as deep as it began."""
+    from rich.padding import Padding
     from rich.text import Text
 
-    for style, line in story(trial):
-        console.print(Text(line, style=style), soft_wrap=True)
+    for style, line in lines:
+        body = line.lstrip(" ")
+        if console.is_terminal and body:
+            console.print(Padding(Text(body, style=style), (0, 0, 0, len(line) - len(body)), expand=False))
+        else:
+            console.print(Text(line, style=style), soft_wrap=True)
 
 
-def story(trial: TrialView) -> Iterator[tuple[str, str]]:
-    """The story as (style, line) pairs."""
+def story(trial: TrialView, first: int = 1, last: int | None = None) -> Iterator[tuple[str, str]]:
+    """The story as (style, line) pairs, with the steps `first` to `last`."""
     yield from _head(trial)
     yield "", ""
-    for step in trial.trajectory.steps:
-        yield from _step(step)
+    yield from steps_text(trial.trajectory, first, last)
+    yield from _dropped(trial)
     yield from _changes(trial)
     yield from _grade(trial)
     yield from _receipts(trial)
@@ -119,7 +130,9 @@ def _head(trial: TrialView) -> Iterator[tuple[str, str]]:
     if result.usage.model_calls:
         usage = result.usage
         known = usage.prompt_tokens is not None and usage.completion_tokens is not None
-        tokens = f"{usage.prompt_tokens} + {usage.completion_tokens} tokens" if known else "tokens unknown"
+        tokens = f"{usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens" if known else "tokens unknown"
+        if known and usage.cached_tokens:
+            tokens += f" ({usage.cached_tokens:,} cached)"
         cost = "unknown" if usage.cost_usd is None else f"${usage.cost_usd:.4f}"
         yield "", f"model: {usage.model_calls} calls, {tokens}, cost {cost}"
     if parent := parent_of(trial.trajectory):
@@ -141,32 +154,14 @@ def parent_of(trajectory: Trajectory) -> str:
     return safe(f"parent: {what} {found.get('trial')} of {found.get('run_id')}{at}{change}")
 
 
-def _step(step: Step) -> Iterator[tuple[str, str]]:
-    yield "bold cyan", f"[{step.step_id}] {step.source}" + (f" {step.timestamp}" if step.timestamp else "")
-    yield from _indented("dim italic", step.reasoning_content or "")
-    yield from _indented("", _text(step.message))
-    results = {result.source_call_id: result for result in (step.observation.results if step.observation else ())}
-    for call in step.tool_calls or ():
-        yield from _call(call.function_name, call.arguments)
-        result = results.pop(call.tool_call_id, None)
-        if result is not None:
-            failed = bool(result.extra and result.extra.get("error"))
-            yield from _indented("red" if failed else "dim", _text(result.content), prefix="    ")
-    for result in results.values():
-        yield from _indented("dim", _text(result.content), prefix="    ")
-
-
-def _call(name: str, arguments: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    command = arguments.get("command", arguments.get("argv"))
-    if isinstance(command, list):
-        command = shlex.join(map(str, command))
-    if isinstance(command, str):
-        first, *rest = shorten(command)
-        yield "green", f"  $ {first}"
-        yield from (("green", f"    {line}") for line in rest)
-    else:
-        shown = ", ".join(f"{key}={brief(value)}" for key, value in arguments.items())
-        yield "green", f"  {safe(name)}({shown})"
+def _dropped(trial: TrialView) -> Iterator[tuple[str, str]]:
+    """What of the commands' output was not kept: it was longer than what the host keeps of a stream."""
+    calls, lost = 0, 0
+    for line in read_lines(trial.directory / "exec.jsonl"):
+        count = sum((line.get(name) or {}).get("dropped", 0) for name in ("stdout", "stderr"))
+        calls, lost = calls + (count > 0), lost + count
+    if calls:
+        yield "yellow", f"not kept: {lost:,} bytes of output of {calls} command{'s' if calls != 1 else ''}"
 
 
 def _changes(trial: TrialView) -> Iterator[tuple[str, str]]:
@@ -230,17 +225,6 @@ def _receipts(trial: TrialView) -> Iterator[tuple[str, str]]:
                 f"network {room.get('network')}, ended {room.get('end_reason')}; peaks: {peaks or '-'}"
             ),
         )
-
-
-def _text(content: str | list[ContentPart] | None) -> str:
-    if isinstance(content, list):
-        return "\n".join(part.text if part.text is not None else f"[{part.type}]" for part in content)
-    return content or ""
-
-
-def _indented(style: str, text: str, prefix: str = "  ") -> Iterator[tuple[str, str]]:
-    if text.strip():
-        yield from ((style, prefix + line) for line in shorten(text))
 
 
 def as_json(trial: TrialView) -> dict[str, Any]:

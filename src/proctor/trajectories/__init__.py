@@ -12,10 +12,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from proctor.trajectories.atif import Trajectory, dump_trajectory, parse_trajectory, read_trajectory
+    from proctor.trajectories.draft import Imported
+    from proctor.trajectories.importer import import_document, import_file
+    from proctor.trajectories.otel import export_spans
 
-__all__ = ["Trajectory", "dump_trajectory", "parse_trajectory", "read_trajectory"]
+__all__ = [
+    "Imported",
+    "Trajectory",
+    "dump_trajectory",
+    "export_spans",
+    "import_document",
+    "import_file",
+    "parse_trajectory",
+    "read_trajectory",
+]
 
-_HOMES = {name: "atif" for name in ("Trajectory", "dump_trajectory", "parse_trajectory", "read_trajectory")}
+_HOMES = {
+    "Imported": "draft",
+    "Trajectory": "atif",
+    "dump_trajectory": "atif",
+    "export_spans": "otel",
+    "import_document": "importer",
+    "import_file": "importer",
+    "parse_trajectory": "atif",
+    "read_trajectory": "atif",
+}
 
 
 def __getattr__(name: str) -> Any:
