@@ -5,74 +5,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import random
-import socket
 import struct
 import tracemalloc
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 from proctor.common import InfraError
 from proctor.sandbox.contract import EndReason, GuestProtocolError, OutputLimit, ProctorError, SandboxLost
-from proctor.sandbox.native.channel import GuestChannel
 from proctor.sandbox.native.frames import EXITED, PAYLOAD_MAX, STDERR, STDIN, STDOUT, U32, WINDOW, FrameType, frame
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+from .liars import HELLO, liar
 
 pytestmark = pytest.mark.anyio
 
-HELLO = frame(FrameType.HELLO, 0, 0, struct.pack("<II", 2, 1))
 OVER = EXITED.pack(0, 0, 1, 1, 1, 0)
-
-
-class Liar:
-    """The guest's end of a channel, in the hands of a test."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self.received = bytearray()
-
-    async def say(self, *frames: bytes) -> None:
-        """Send all of it, whatever it is. A host that hangs up is no error."""
-        data = memoryview(b"".join(frames))
-        try:
-            while data:
-                await anyio.wait_writable(self._socket)
-                data = data[self._socket.send(data) :]
-        except (BrokenPipeError, ConnectionResetError):
-            return
-
-    async def hear(self, size: int = 12) -> bytes:
-        """Wait until the host has sent something."""
-        while len(self.received) < size:
-            await anyio.wait_readable(self._socket)
-            self.received += self._socket.recv(1 << 20)
-        return bytes(self.received)
-
-    def leave(self) -> None:
-        """Hang up."""
-        self._socket.close()
-
-
-@asynccontextmanager
-async def liar(*, hello: bytes = HELLO) -> AsyncIterator[tuple[Liar, GuestChannel]]:
-    """A channel to a liar."""
-    ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
-    guest, channel = Liar(theirs), GuestChannel(ours)
-    try:
-        async with anyio.create_task_group() as tasks:
-            await guest.say(hello)
-            await tasks.start(channel.run)
-            try:
-                yield guest, channel
-            finally:
-                channel.close()
-    finally:
-        theirs.close()
 
 
 @pytest.mark.parametrize(

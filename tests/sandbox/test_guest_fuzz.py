@@ -5,19 +5,21 @@ It runs as nobody: a mutated request may ask for anything.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from proctor.sandbox.native.frames import U32, ExecFlag, FrameType, exec_request, frame, terminal_size
+from proctor.sandbox.native.frames import GUEST_ID, U32, ExecFlag, FrameType, exec_request, frame, terminal_size
 from proctor.sandbox.native.launcher import BINARY
 from proctor.sandbox.native.records import Record, encode, end_record
 
@@ -64,10 +66,19 @@ def reports() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def run_guest(binary: Path, reports: Path, script: list[bytes], rng: random.Random, *, patient: bool) -> int:
+# Small buffers, so that a few frames fill them.
+_OWN_NETWORK = (
+    "for name in rmem wmem; do echo 4608 4608 4608 > /proc/sys/net/ipv4/tcp_$name; done; ip link set lo up && "
+)
+
+
+def run_guest(
+    binary: Path, reports: Path, script: list[bytes], rng: random.Random, *, patient: bool, reading: bool = False
+) -> int:
     """Give one guest a script of frames, hang up, and return its exit status."""
     ours, theirs = socket.socketpair()
-    enter = ["unshare", "--fork", "--pid", "--mount-proc", "--kill-child"]
+    enter = ["unshare", "--fork", "--pid", "--mount-proc", "--kill-child", "--net"]
+    enter += ["sh", "-c", _OWN_NETWORK + 'exec "$@"', "sh"]
     drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     options = f"detect_leaks=0:exitcode=99:log_path={reports}/report"
     process = subprocess.Popen(
@@ -78,6 +89,8 @@ def run_guest(binary: Path, reports: Path, script: list[bytes], rng: random.Rand
     )
     theirs.close()
     ours.settimeout(5)
+    if reading:
+        threading.Thread(target=_drain, args=(ours.dup(),), daemon=True).start()
     try:
         for data in script:
             at = 0
@@ -85,7 +98,7 @@ def run_guest(binary: Path, reports: Path, script: list[bytes], rng: random.Rand
                 size = rng.choice([1, 5, 12, 100, 70_000])
                 ours.sendall(data[at : at + size])
                 at += size
-            if rng.random() < 0.2:
+            if rng.random() < 0.2 and not reading:
                 ours.recv(1 << 20)
         if patient:  # the file operations have their input: let them come to their end
             ours.sendall(frame(FrameType.PING, 0, 0, bytes(8)))
@@ -93,8 +106,16 @@ def run_guest(binary: Path, reports: Path, script: list[bytes], rng: random.Rand
     except (BrokenPipeError, ConnectionResetError, TimeoutError):
         pass
     finally:
+        with contextlib.suppress(OSError):
+            ours.shutdown(socket.SHUT_RDWR)  # a copy of it may be being read
         ours.close()
     return process.wait(30)
+
+
+def _drain(sock: socket.socket) -> None:
+    with sock, contextlib.suppress(OSError):
+        while sock.recv(1 << 20):
+            pass
 
 
 def honest(rng: random.Random, exec_id: int) -> list[bytes]:
@@ -134,6 +155,37 @@ def honest(rng: random.Random, exec_id: int) -> list[bytes]:
             rng.randrange(4),
         ),
     ]
+
+
+def carrying(rng: random.Random, count: int) -> list[bytes]:
+    """Frames of a carried network: listeners, and dials of the guest's own listeners, so that both ends of a connection
+    are its own. The numbers that it gives can be guessed: slots in order, their first generation."""
+    ports = [9000 + rng.randrange(3) for _ in range(count)]
+    ask = exec_request(["/bin/bash", "-c", "printf %0100d 0 > /dev/udp/127.0.0.1/9053"], user="nobody")
+    script = [frame(FrameType.LISTEN, 1, 1, _address(9053)), frame(FrameType.LISTEN, 2, 0, _address(9000))]
+    for number, port in enumerate(ports, start=3):
+        connection = GUEST_ID | 1 << 9 | rng.randrange(max(1, len(ports)))
+        size = rng.choice([1, 1000, 65_536])
+        script += rng.choices(
+            [
+                [frame(FrameType.LISTEN, number, 0, _address(port))],
+                [frame(FrameType.CONNECT, number, 0, _address(port))] * 2,
+                [frame(FrameType.DATA, connection, 0, rng.randbytes(size))] * rng.randrange(1, 5),
+                [frame(FrameType.EOF, connection, rng.randrange(2))],
+                [frame(FrameType.RESET, connection)],
+                [frame(FrameType.RESET, number - 1)],
+                [frame(FrameType.UNLISTEN, rng.randrange(1, number))],
+                [frame(FrameType.CREDIT, connection, 0, U32.pack(rng.choice([1, 65_536])))],
+                [frame(FrameType.EXEC, number, 0, ask)],
+                [frame(FrameType.QUERY, GUEST_ID | 1 << 7 | rng.randrange(2), 0, rng.randbytes(40))],
+            ],
+            weights=[3, 6, 16, 3, 2, 1, 1, 1, 1, 0.1],
+        )[0]
+    return script
+
+
+def _address(port: int) -> bytes:
+    return bytes([127, 0, 0, 1]) + port.to_bytes(2, "little")
 
 
 def unpacking(rng: random.Random, exec_id: int, folder: Path) -> list[bytes]:
@@ -191,16 +243,20 @@ def rehearse(seed: int, wrong: str, folder: Path) -> tuple[list[bytes], random.R
     ids = range(1, rng.randint(2, 12))
     if wrong == "trees":
         return [data for exec_id in ids for data in unpacking(rng, exec_id, folder)], rng
-    script = [data for exec_id in ids for data in honest(rng, exec_id)]
-    return (mutated(rng, script) if wrong == "frames" else script), rng
+    if wrong.startswith("network"):
+        script = carrying(rng, rng.randint(5, 60))
+    else:
+        script = [data for exec_id in ids for data in honest(rng, exec_id)]
+    return (mutated(rng, script) if "frames" in wrong else script), rng
 
 
-@pytest.mark.parametrize("wrong", ["nothing", "frames", "trees"])
+@pytest.mark.parametrize("wrong", ["nothing", "frames", "trees", "network", "network frames"])
 def test_no_script_makes_the_guest_misbehave(sanitized: Path, reports: Path, wrong: str) -> None:
     first, deadline, runs = 20_261_130, time.monotonic() + SECONDS, 0
     while time.monotonic() < deadline or runs < 10:
         script, rng = rehearse(first + runs, wrong, reports / "trees")
-        status = run_guest(sanitized, reports, script, rng, patient=wrong == "trees")
+        patient, reading = wrong in ("trees", "network"), "network" in wrong
+        status = run_guest(sanitized, reports, script, rng, patient=patient, reading=reading)
         found = [path.read_text(errors="replace")[:4000] for path in sorted(reports.glob("report*"))]
         assert (status, found) == (0, []), f"seed {first + runs}"
         runs += 1

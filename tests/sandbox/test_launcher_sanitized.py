@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from proctor.sandbox.contract import LaunchError
+from proctor.sandbox.native.carried import AddressError
 from proctor.sandbox.native.launcher import BINARY, Launcher, LauncherConfig
 from proctor.sandbox.native.plan import Bind, Limits
+
+from .carrying import DIAL, all_over, echo, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -62,6 +65,22 @@ async def test_lives(checked: Launcher, make_room: MakeRoom, tmp_path: Path, for
             result = await room.sh("head -c 3M /dev/zero; echo error >&2; (sleep 60 &)", timeout_s=30)
             assert result.stdout.total == 3 << 20
             assert result.error_text == "error\n"
+
+
+async def test_a_carried_network(checked: Launcher, make_room: MakeRoom) -> None:
+    """Both ways at once, with a program that reads late, so that bytes wait in the guest."""
+    program = DIAL + (
+        "import threading\nthreading.Thread(target=lambda: (s.sendall(bytes(9_000_000)), s.shutdown(socket.SHUT_WR)))"
+        ".start()\ntime.sleep(1)\nprint(sum(map(len, iter(lambda: s.recv(99_999), b''))))\n"
+        "u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+        "for _ in range(999): u.sendto(bytes(20), ('127.0.0.53', 53))"
+    )
+    async with make_room(checked) as room, serving(room, echo):
+        assert (await room.python(program)).text == "9000000\n"
+        await all_over(room)
+        with pytest.raises(AddressError):
+            await room.channel.connect(9)
+        assert await room.channel.kill_all() == 0
 
 
 async def test_failures(checked: Launcher, base_plan: Plan) -> None:

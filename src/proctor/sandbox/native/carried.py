@@ -223,10 +223,9 @@ class Carrier(ABC):
         elif kind == FrameType.UNLISTENED and number in self._listeners and not payload:
             self._receive_unlistened(number)
         elif kind == FrameType.CONNECTED and number in self._dials and len(payload) == _CONNECTED.size:
-            self._receive_connected(self._dials.pop(number), payload)
+            self._receive_connected(number, payload)
         elif kind == FrameType.REFUSED and not number and len(payload) == _REFUSED.size and self._dns:
-            if self._refused:
-                self._refused(Refusals(*_REFUSED.unpack(payload)))
+            self._receive_refused(Refusals(*_REFUSED.unpack(payload)))
         else:
             raise GuestProtocolError(f"the guest sent a frame of type {kind} out of turn")
 
@@ -256,18 +255,30 @@ class Carrier(ABC):
             self._lose(f"the guest could not serve names: {os.strerror(error)}")
 
     def _receive_unlistened(self, number: int) -> None:
-        listener = self._listeners.pop(number)
+        listener = self._listeners[number]
         if not listener.listening.is_set() or not listener.ending:
             raise GuestProtocolError("the guest ended a listener that nobody ended")
+        del self._listeners[number]
         listener.ended.set()
 
-    def _receive_connected(self, dial: _Dial, payload: bytes) -> None:
+    def _receive_connected(self, request: int, payload: bytes) -> None:
+        dial = self._dials[request]
         dial.error, number = _CONNECTED.unpack(payload)
         if not dial.error:
             dial.stream = self._new_stream(number, dial.address, dial.address)
             if dial.abandoned:
                 dial.stream.reset()
+        del self._dials[request]
         dial.answered.set()
+
+    def _receive_refused(self, refusals: Refusals) -> None:
+        if self._refused is None:
+            log.warning("name queries were refused: %s", refusals)
+            return
+        try:
+            self._refused(refusals)
+        except Exception:
+            log.exception("refused name queries could not be told")
 
     def _new_stream(self, number: int, local: Address, peer: Address) -> CarriedStream:
         if not number & GUEST_ID or number in self._streams or len(self._streams) >= CONNECTIONS_MAX:
