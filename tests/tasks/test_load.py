@@ -61,7 +61,7 @@ def test_defaults_are_harbors(make_task: MakeTask) -> None:
     assert task.name == "plain"
     assert task.verifier.kind == "reward"
     assert task.carry == Carry("filesystem")
-    assert task.environment.network == "none"
+    assert task.network.is_none
     assert (task.environment.cpus, task.environment.memory_mb, task.environment.storage_mb) == (1.0, 2048, 10240)
     assert (task.verifier.timeout_s, task.environment.build_timeout_s) == (600.0, 600.0)
     assert task.agent_timeout_s is None
@@ -402,9 +402,35 @@ def test_what_cannot_be_honoured_is_refused_by_name(make_task: MakeTask, name: s
 @pytest.mark.parametrize("toml", ["network_mode = 'public'", "allow_internet = true"])
 def test_a_network_can_be_taken_away_by_name(make_task: MakeTask, toml: str) -> None:
     root = make_task(f"[environment]\n{toml}\n")
-    task = load_task(root, overlay={"network": "none"})
-    assert task.environment.network == "none"
+    task = load_task(root, overlay={"network": "none"}, network=True)
+    assert task.network.is_none
     assert task.notes == ("network: none, forced; the task asks for public",)
+
+
+@pytest.mark.parametrize(
+    ("toml", "agent", "verifier"),
+    [
+        ("", "public", "public"),
+        ("[environment]\nnetwork_mode = 'no-network'\n", "none", "none"),
+        ("[environment]\nallow_internet = false\n", "none", "none"),
+        ("[environment]\nallowed_hosts = ['a.test']\n", "allowlist", "allowlist"),
+        ("[environment]\nnetwork_mode = 'public'\n[verifier]\nnetwork_mode = 'no-network'\n", "public", "none"),
+        ("[environment]\nnetwork_mode = 'no-network'\n[agent]\nallowed_hosts = ['*.b.test']\n", "allowlist", "none"),
+    ],
+)
+def test_a_run_that_allows_networks_gives_each_phase_what_it_asks_for(
+    make_task: MakeTask, toml: str, agent: str, verifier: str
+) -> None:
+    task = load_task(make_task(toml), network=True)
+    assert (task.network.agent.mode, task.network.verifier.mode) == (agent, verifier)
+    if not task.network.is_none:
+        assert f"network: agent {agent}, verifier {verifier}" in task.notes[0]
+
+
+def test_a_host_that_is_none_is_an_error_when_it_would_count(make_task: MakeTask) -> None:
+    root = make_task("[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['10.0.0.1']\n")
+    with pytest.raises(ConfigError, match=r"allowed_hosts\[0\].*10\.0\.0\.1"):
+        load_task(root, network=True)
 
 
 def test_all_problems_are_collected(make_task: MakeTask) -> None:

@@ -10,8 +10,8 @@ from click.core import ParameterSource
 SECTIONS = {
     "Who sits the exam": ("agents", "models", "options", "predictions", "declaration"),
     "What is asked": ("select", "split", "attempts", "seed", "limits", "stop_when"),
-    "What is changed": ("ablate", "perturb", "tool_faults", "condition"),
-    "How it is run": ("concurrency", "output", "resume", "as_json"),
+    "What is changed": ("ablate", "perturb", "tool_faults", "faults", "condition"),
+    "How it is run": ("allow_network", "concurrency", "output", "resume", "as_json"),
 }
 
 
@@ -90,6 +90,18 @@ class SectionedCommand(click.Command):
     multiple=True,
     metavar="RATE[:KIND,…]",
     help="Also run with this share of tool calls made to fail, timeout or truncate, by the trial's seed.",
+)
+@click.option(
+    "--faults",
+    multiple=True,
+    type=click.Path(),
+    metavar="FILE",
+    help="Also run with the network of the agent's sandbox slow or broken, by this document (docs/network.md).",
+)
+@click.option(
+    "--allow-network",
+    metavar="asked|FILE",
+    help="Give tasks the network that they ask for, at most what the policy in FILE allows. Default: none.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="The trials' seeds are derived from it.")
 @click.option(

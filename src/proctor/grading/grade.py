@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from proctor.grading.deliverable import Collected
     from proctor.sandbox.contract import Image, Sandbox
     from proctor.sandbox.edge import Edge
+    from proctor.sandbox.net import NetworkPolicy, OnNetwork
     from proctor.tasks.model import Task, TestSpec
 
 
@@ -37,11 +38,14 @@ if TYPE_CHECKING:
 class GradeOptions:
     """`reruns`: how often a failing pass-to-pass test is run again in a fresh room. `user`: who runs test groups
     (default: the task's verifier user, else an unprivileged account made for it). `give_back`: whether a frozen layer
-    goes back to the Edge at the end; without it the same work can be graded again."""
+    goes back to the Edge at the end; without it the same work can be graded again. `network`: what the rooms may reach
+    (None: nothing); `on_network` gets the events of it."""
 
     reruns: int = 2
     user: str | None = None
     give_back: bool = True
+    network: NetworkPolicy | None = None
+    on_network: OnNetwork | None = None
 
 
 async def grade(
@@ -58,7 +62,7 @@ async def grade(
     did. A frozen layer in `collected` is given back to the Edge at the end, unless the options say otherwise.
     """
     started = time.monotonic()
-    examiner = _Examiner(task, collected, Rooms(task, image, edge), options)
+    examiner = _Examiner(task, collected, Rooms(task, image, edge, options.network, options.on_network), options)
     try:
         result = await examiner.grade()
     except (InfraError, SandboxError) as error:

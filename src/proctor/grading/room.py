@@ -1,4 +1,5 @@
-"""The clean room: a new sandbox on the clean image, with no network, that no candidate ever acted in."""
+"""The clean room: a new sandbox on the clean image that no candidate ever acted in; without a network, unless the run
+allows the one that the task's verifier asks for."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ import anyio.to_thread
 from proctor.grading.channel import TOOLKIT, toolkit_files
 from proctor.grading.diffing import LINK
 from proctor.sandbox.contract import FileError, Lifecycle, Resources, SandboxSpec
+from proctor.sandbox.net import NetworkPolicy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from proctor.grading.deliverable import Change, FileState
     from proctor.sandbox.contract import ExecResult, Image, Layer, Sandbox
     from proctor.sandbox.edge import Edge
+    from proctor.sandbox.net import OnNetwork
     from proctor.tasks.model import Task
 
 TESTER = "tester"
@@ -38,6 +41,8 @@ class Rooms:
     task: Task
     image: Image
     edge: Edge
+    network: NetworkPolicy | None = None
+    on_network: OnNetwork | None = None
     opened: int = 0
     receipts: list[Mapping[str, Any]] = field(default_factory=list)
 
@@ -59,15 +64,17 @@ class Rooms:
                 cpus=environment.cpus, memory_mb=environment.memory_mb, disk_mb=environment.storage_mb, pids=1024
             ),
             lifecycle=Lifecycle(ttl_s=self._ttl_s()),
-            network="none",
+            network="none" if self.network is None else NetworkPolicy(),
             workdir=self.workdir,
             env={**environment.env, **(env or {})},
             hostname="room",
             labels={"proctor.purpose": "grading", "proctor.task": self.task.name},
         )
-        box = await self.edge.create(spec)
+        box = await self.edge.create(spec, on_network=self.on_network)
         self.opened += 1
         try:
+            if self.network is not None:
+                await box.set_network(self.network, phase="grading")
             yield box
         finally:
             # Also when cancelled: closing is what frees the machine.

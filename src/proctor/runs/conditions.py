@@ -19,6 +19,7 @@ from proctor.tasks.perturb import can_change, check_kinds, perturb
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from proctor.sandbox.net import FaultProfile
     from proctor.tasks.model import AgentLimits, Task
 
 PLAIN = "plain"
@@ -26,24 +27,26 @@ PLAIN = "plain"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a person asked for, as text: the options `--ablate`, `--perturb` and `--tool-faults`."""
+    """What a person asked for, as text: the options `--ablate`, `--perturb`, `--tool-faults` and `--faults`."""
 
     ablate: tuple[str, ...] = ()
     perturb: tuple[str, ...] = ()
     tool_faults: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.ablate or self.perturb or self.tool_faults)
+        return bool(self.ablate or self.perturb or self.tool_faults or self.faults)
 
     def as_json(self) -> dict[str, list[str]]:
         """As the lock holds it among the options, to be planned again on resume."""
         ablate = [os.path.abspath(one) if is_file(one) else one for one in self.ablate]
-        return {"ablate": ablate, "perturb": list(self.perturb), "tool_faults": list(self.tool_faults)}
+        asked = {"ablate": ablate, "perturb": list(self.perturb), "tool_faults": list(self.tool_faults)}
+        return asked | ({"faults": [os.path.abspath(one) for one in self.faults]} if self.faults else {})
 
     @classmethod
     def from_json(cls, value: Mapping[str, Sequence[str]]) -> Asked:
         """From the options of a lock."""
-        return cls(*(tuple(value.get(name, ())) for name in ("ablate", "perturb", "tool_faults")))
+        return cls(*(tuple(value.get(name, ())) for name in ("ablate", "perturb", "tool_faults", "faults")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,14 @@ class Condition:
     given: tuple[GivenAblation, ...] = ()
     perturb: tuple[str, ...] = ()
     tool_faults: ToolFaults | None = None
+    network_faults: FaultProfile | None = None
+    """How the network of the agent's sandbox misbehaves (a document of `--faults`; `proctor.sandbox.net.faults`). What
+    struck is in `network.jsonl`, each with the text of the fault."""
 
     @property
     def is_treated(self) -> bool:
         """Whether anything is changed; a bare name changes nothing by itself."""
-        return bool(self.ablations or self.given or self.perturb or self.tool_faults)
+        return bool(self.ablations or self.given or self.perturb or self.tool_faults or self.network_faults)
 
     def ablations_of(self, task: Task) -> list[Ablation]:
         """What is given to this task, or taken from it."""
@@ -96,8 +102,9 @@ class Condition:
     def digest_for(self, task: Task) -> str:
         """Digest of everything that is changed at this task."""
         faults = self.tool_faults.as_json() if self.tool_faults else None
-        return digest_json({"ablations": [one.digest for one in self.ablations_of(task)],
-                            "perturb": list(self.perturb), "tool_faults": faults})  # fmt: skip
+        changed = {"ablations": [one.digest for one in self.ablations_of(task)],
+                   "perturb": list(self.perturb), "tool_faults": faults}  # fmt: skip
+        return digest_json(changed | ({"network_faults": self.network_faults.digest} if self.network_faults else {}))
 
 
 def is_file(text: str) -> bool:
@@ -152,6 +159,18 @@ def _each(asked: Asked) -> Iterable[Condition]:
         faults = ToolFaults.parse(text)
         how = "" if ":" not in text else f"-{'+'.join(faults.kinds)}"
         yield Condition(f"tool-faults-{faults.rate:g}{how}", tool_faults=faults)
+    for text in asked.faults:
+        profile = _profile(text)
+        yield Condition(f"faults-{profile.name}", network_faults=profile)
+
+
+def _profile(path: str) -> FaultProfile:
+    from proctor.sandbox.net import FaultProfile
+
+    try:
+        return FaultProfile.parse(Path(path).read_bytes(), field=path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", field="--faults", remedy="give a fault profile") from error
 
 
 def _factor(text: str) -> float:
@@ -168,6 +187,9 @@ def _together(name: str, parts: Sequence[Condition]) -> Condition:
     faults = [one.tool_faults for one in parts if one.tool_faults]
     if len(faults) > 1:
         raise ConfigError("can be given once with --condition", field="--tool-faults")
+    profiles = [one.network_faults for one in parts if one.network_faults]
+    if len(profiles) > 1:
+        raise ConfigError("can be given once with --condition", field="--faults")
     kinds = [kind for one in parts for kind in one.perturb]
     if len(set(kinds)) < len(kinds):
         raise ConfigError("names one kind twice", field="--perturb")
@@ -177,6 +199,7 @@ def _together(name: str, parts: Sequence[Condition]) -> Condition:
         given=tuple(given for one in parts for given in one.given),
         perturb=tuple(kinds),
         tool_faults=faults[0] if faults else None,
+        network_faults=profiles[0] if profiles else None,
     )
 
 
@@ -197,6 +220,7 @@ def locked(condition: Condition, tasks: Iterable[Task], limits: Mapping[str, Age
         "name": condition.name,
         "perturb": list(condition.perturb),
         "tool_faults": condition.tool_faults.as_json() if condition.tool_faults else None,
+        "network_faults": condition.network_faults.as_json() if condition.network_faults else None,
         "tasks": treated,
         "left_out": left_out,
     }

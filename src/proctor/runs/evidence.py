@@ -162,6 +162,8 @@ class Evidence:
         for network, count in self.networks.items():
             if network == "open":
                 yield f"{count:,} trials had an open network: the answer may have been looked up."
+            if network == "public":
+                yield f"{count:,} trials could reach every public host: the answer may have been looked up."
         for severity in ("disqualify", "review"):
             count = sum(number for (of, _), number in self.kinds.items() if of == severity)
             if count:

@@ -24,10 +24,12 @@ from proctor.grading.near_miss import in_right_form, misplaced
 from proctor.runs.equipment import Equipment
 from proctor.runs.formats import Stage
 from proctor.runs.model_access import ModelDesk, gateway_of
+from proctor.runs.network import enter_phase, policy_for
 from proctor.runs.outcome import Outcome, Verdict, backoff_s, describe, from_grade, from_model_failure
 from proctor.runs.plan import trial_limits
 from proctor.runs.text import brief
 from proctor.sandbox.contract import Lifecycle, Resources, SandboxLost, SandboxSpec
+from proctor.sandbox.net import NetworkPolicy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
@@ -67,7 +69,7 @@ async def opened(plan: RunPlan, preparation: Preparation, playback: Playback | N
 
             from proctor.tasks import load_predictions
 
-            yield PredictionExaminer(edge, preparation, load_predictions(Path(plan.predictions)))
+            yield PredictionExaminer(edge, plan, preparation, load_predictions(Path(plan.predictions)))
         else:
             yield TrialExaminer(edge, plan, preparation, desk, playback)
 
@@ -113,7 +115,14 @@ class TrialExaminer:
         spec = await equipped_spec(self._plan.run_id, trial, image, limits, self._equipment, kit)
         harness = load_harness(trial.agent.ref)
         services = self._desk.services(trial, harness)
-        box = await self._edge.create(spec, services=services, on_admitted=lambda: record.stages.enter(Stage.START))
+        network = self._network(trial, services)
+        box = await self._edge.create(
+            replace(spec, network=network) if network is not None else spec,
+            services=services,
+            faults=trial.condition.network_faults,
+            on_network=record.network_event,
+            on_admitted=lambda: record.stages.enter(Stage.START),
+        )
         with watched(longest_s(trial.task, limits), record):
             try:
                 result = await self._execute(trial, harness, box, limits, record)
@@ -139,9 +148,12 @@ class TrialExaminer:
         if self._playback is not None:
             await self._playback.begin(trial, box, record)
         record.stages.enter(Stage.MODEL_ACCESS)
+        services = self._desk.services(trial, harness)
+        network = self._network(trial, services)
         try:
             async with self._desk.opened(trial, limits, record) as models:
                 record.stages.enter(Stage.EXECUTION)
+                await enter_phase(box, network, "agent")
                 result = await run_harness(
                     harness,
                     sandbox=box,
@@ -150,7 +162,7 @@ class TrialExaminer:
                     limits=limits,
                     model=models.client if models else None,
                     access=models.access if models else None,
-                    endpoint=models.endpoint if models and self._desk.services(trial, harness) else None,
+                    endpoint=models.endpoint if models and services else None,
                     instruction=trial.condition.instruction(trial.task, trial.seed),
                     seed=trial.seed,
                     faults=trial.condition.tool_faults,
@@ -166,7 +178,12 @@ class TrialExaminer:
             record.failure(error)
             result = AgentResult(StopReason.ERROR, error.line())
         record.final_message = result.final_message
+        await enter_phase(box, NetworkPolicy() if network is not None else None, "collection")
         return result
+
+    def _network(self, trial: TrialPlan, services: Mapping[str, object]) -> NetworkPolicy | None:
+        """What the agent's sandbox may reach beside our services; None: it needs no carried network."""
+        return policy_for(self._plan.network, trial.task.network.agent) or (NetworkPolicy() if services else None)
 
     async def _collect(self, task: Task, box: Sandbox, record: TrialRecord) -> Collected:
         record.stages.enter(Stage.COLLECTION)
@@ -188,9 +205,9 @@ class TrialExaminer:
     async def _grade(self, task: Task, collected: Collected, image: Image, record: TrialRecord) -> Grade:
         record.stages.enter(Stage.GRADING_ARCHIVE)
         try:
-            verdict = await self._grade_until_graded(task, collected, image)
+            verdict = await self._grade_until_graded(task, collected, image, record)
             if verdict.resolved is False and collected.kind == "paths":
-                verdict = await self._if_only_the_form(task, collected, image, verdict)
+                verdict = await self._if_only_the_form(task, collected, image, verdict, record)
         except OSError as error:
             why = f"what was left cannot be carried: {blame(error)}"
             verdict = Grade("unresolved", False, {"reward": 0.0}, carry=task.carry.kind, error=why)
@@ -201,24 +218,27 @@ class TrialExaminer:
         record.graded(verdict)
         return verdict
 
-    async def _grade_until_graded(self, task: Task, collected: Collected, image: Image) -> Grade:
+    async def _grade_until_graded(self, task: Task, collected: Collected, image: Image, record: TrialRecord) -> Grade:
         """The grade; a fault of the machinery is met by grading the same work again, in a new room, before the agent
         would have to work again. Every such fault is a note in the grade. Not for `live`: its tests are in there now.
         """
         faults: list[GradeFinding] = []
+        options = replace(grade_options(self._plan, task, record), give_back=False)
         while True:
-            verdict = await grade(task, collected, edge=self._edge, image=image, options=GradeOptions(give_back=False))
+            verdict = await grade(task, collected, edge=self._edge, image=image, options=options)
             if not verdict.infra or collected.kind == "live" or len(faults) == MAX_REGRADES:
                 return replace(verdict, findings=(*faults, *verdict.findings))
             faults.append(GradeFinding("graded-again", verdict.error))
             await anyio.sleep(backoff_s(len(faults), 0.0))
 
-    async def _if_only_the_form(self, task: Task, collected: Collected, image: Image, verdict: Grade) -> Grade:
+    async def _if_only_the_form(
+        self, task: Task, collected: Collected, image: Image, verdict: Grade, record: TrialRecord
+    ) -> Grade:
         """The same verdict, with a note when the work passes in the right form: that is why it failed."""
         mended = in_right_form(collected)
         if mended is None:
             return verdict
-        again = await self._grade_until_graded(task, mended[0], image)
+        again = await self._grade_until_graded(task, mended[0], image, record)
         if not again.resolved or any(finding.severity == "disqualify" for finding in again.findings):
             return verdict
         note = GradeFinding("format-only", f"the same work passes in the right form: {brief(mended[1], 300)}")
@@ -228,8 +248,11 @@ class TrialExaminer:
 class PredictionExaminer:
     """Grades patches that were made elsewhere; there is no agent and no agent's sandbox."""
 
-    def __init__(self, edge: Edge, preparation: Preparation, predictions: Mapping[str, Prediction]) -> None:
+    def __init__(
+        self, edge: Edge, plan: RunPlan, preparation: Preparation, predictions: Mapping[str, Prediction]
+    ) -> None:
         self._edge = edge
+        self._plan = plan
         self._preparation = preparation
         self._predictions = predictions
 
@@ -245,10 +268,16 @@ class PredictionExaminer:
         record.put_bytes("deliverable.patch", patch.encode("utf-8", "surrogatepass"))
         record.stages.enter(Stage.GRADING_ARCHIVE)
         with watched(longest_s(task, task.agent_limits()), record):
-            verdict = await grade(task, Collected.from_patch(patch), edge=self._edge, image=image)
+            options = grade_options(self._plan, task, record)
+            verdict = await grade(task, Collected.from_patch(patch), edge=self._edge, image=image, options=options)
         record.graded(verdict)
         why = "" if patch.strip() else "the patch is empty" if prediction else "there is no prediction for it"
         return from_grade(AgentResult(StopReason.FINISHED, why), verdict)
+
+
+def grade_options(plan: RunPlan, task: Task, record: TrialRecord) -> GradeOptions:
+    """How a task of this run is graded: with the network that its verifier asks for, as far as the run allows one."""
+    return GradeOptions(network=policy_for(plan.network, task.network.verifier), on_network=record.network_event)
 
 
 def longest_s(task: Task, limits: AgentLimits) -> float:

@@ -115,6 +115,8 @@ class ConditionLock(_Record):
     name: str
     perturb: list[str] = []
     tool_faults: dict[str, Any] | None = None
+    network_faults: dict[str, Any] | None = None
+    """The fault profile of its sandboxes' networks (`--faults`)."""
     tasks: dict[str, TreatedLock] = {}
     left_out: dict[str, str] = {}
 
@@ -181,6 +183,8 @@ class RunLock(_Record):
     """Every condition that changes something."""
     predictions: str | None = None
     predictions_digest: str | None = None
+    network: dict[str, Any] | None = None
+    """What tasks were allowed to reach at most, as a policy document (`--allow-network`); absent: nothing."""
     parent: ParentLock | None = None
     """The trial that these trials were made from; absent for an exam."""
     host: HostFacts
@@ -404,6 +408,41 @@ class ModelCallLine(_Record):
     usage: dict[str, Any] = {}
     price_since: str | None = None
     flags: list[str] = []
+
+
+class NetworkLine(_Record):
+    """One line of `network.jsonl`: one look-up, connection or request of a sandbox, or a change of its policy.
+
+    `at` is Unix time in seconds. `sent` and `received` are bytes from and to the sandbox. `kind` `dropped` stands for
+    `count` events that are only in the receipt's totals.
+    """
+
+    v: Literal[1] = 1
+    kind: Literal["lookup", "connection", "request", "policy", "dropped"]
+    at: float
+    phase: str = ""
+    decision: Literal["allowed", "refused", "failed"]
+    reason: str = ""
+    name: str = ""
+    port: int | None = None
+    type: str = ""
+    protocol: str = ""
+    sni: str | None = None
+    address: str = ""
+    service: bool = False
+    terminated: bool = False
+    connection: int | None = None
+    method: str = ""
+    path: str = ""
+    status: int | None = None
+    sent: int = 0
+    received: int = 0
+    duration_s: float | None = None
+    fault: str = ""
+    secrets: list[str] = []
+    sandbox: str = ""
+    policy_version: int = 0
+    count: int = 1
 
 
 def dump(model: BaseModel) -> bytes:

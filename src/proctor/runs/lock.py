@@ -88,6 +88,7 @@ def make_lock(
         conditions=lock_conditions(plan),
         predictions=plan.predictions,
         predictions_digest=plan.predictions_digest,
+        network=plan.network.as_json() if plan.network is not None else None,
         parent=ParentLock(**plan.parent) if plan.parent else None,
         host=host_facts(),
         options=plain(plan.options),
@@ -136,7 +137,7 @@ def differences(old: RunLock, new: RunLock) -> list[str]:
 
 
 def _differences(old: RunLock, new: RunLock) -> Iterator[str]:
-    for name in ("proctor_version", "mode", "attempts", "seed", "limits", "condition", "predictions_digest"):
+    for name in ("proctor_version", "mode", "attempts", "seed", "limits", "condition", "network", "predictions_digest"):
         before, now = getattr(old, name), getattr(new, name)
         if before != now:
             yield f"{name}: {before} then, {now} now"

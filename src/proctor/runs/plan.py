@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from proctor.models.contract import ModelSpec
     from proctor.models.gateway import GatewayConfig
+    from proctor.runs.network import NetworkGrant
     from proctor.tasks.model import AgentLimits, DatasetEntry, Task, Unrunnable
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
@@ -70,6 +71,8 @@ class RunPlan:
     predictions_digest: str | None = None
     gateway: GatewayConfig | None = None
     """The gateway that a file describes; None: every model given by itself is one."""
+    network: NetworkGrant | None = None
+    """What tasks may reach at most; None: nothing."""
     options: Mapping[str, Any] = field(default_factory=dict)
     parent: Mapping[str, Any] | None = None
     """The trial that this run does again or branches off, as `ParentLock` has it."""

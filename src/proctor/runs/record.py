@@ -42,6 +42,7 @@ from proctor.runs.formats import (
     plain,
 )
 from proctor.runs.trajectory import clean, total_usage
+from proctor.sandbox.net import NetworkEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,6 +62,7 @@ REDACTED = "[redacted]"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 TEMPORARY = ".tmp-"
 _MAX_NAME = 200
+_MAX_NETWORK_BYTES = 32 << 20
 _MAX_KEPT_BYTES = 128 << 20
 """How much of an agent's own files is kept for a trial."""
 
@@ -141,6 +143,7 @@ class TrialRecord:
         self.final_message = ""
         self.grade: Grade | None = None
         self._kept_bytes = 0
+        self._network_bytes = 0
         self._files: dict[str, Any] = {}
         self._receipts = ReceiptFile()
         self._findings: list[FindingEntry] = []
@@ -232,6 +235,18 @@ class TrialRecord:
     def usage(self) -> UsageTotals:
         """What the trial used: as the gateway counted it, or (no call passed one) as the steps say."""
         return usage_totals(self._used) if self._used else total_usage(self.steps)
+
+    def network_event(self, event: NetworkEvent) -> None:
+        """Append one look-up, connection or request of a sandbox to `network.jsonl`. How many there are is for the
+        candidate to say, so the file has a largest size; beyond it they are in the receipt's totals."""
+        content = dump_json({"v": 1, **event.as_json()})
+        if self._network_bytes > _MAX_NETWORK_BYTES:
+            return
+        self._network_bytes += len(content)
+        if self._network_bytes > _MAX_NETWORK_BYTES:
+            last = NetworkEvent("dropped", event.at, reason="size", sandbox=event.sandbox)
+            content = dump_json({"v": 1, **last.as_json()})
+        self._append("network.jsonl", content)
 
     def agent_receipt(self, receipt: Receipt) -> None:
         """Keep the receipt of the agent's sandbox."""

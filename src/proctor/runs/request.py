@@ -16,6 +16,7 @@ from proctor.agents.registry import load_harness
 from proctor.common import ConfigError, RefusedError, digest_file, digest_json, digest_tree, new_id
 from proctor.runs.conditions import Asked, make_conditions
 from proctor.runs.lock import unlock_model
+from proctor.runs.network import NetworkGrant
 from proctor.runs.plan import LIMIT_NAMES, AgentSpec, RunPlan, check_unique, effective_limits
 from proctor.runs.stopping import make_rule
 from proctor.tasks import load_any
@@ -49,6 +50,8 @@ class Request:
     ablate: tuple[str, ...] = ()
     perturb: tuple[str, ...] = ()
     tool_faults: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    allow_network: str | None = None
     predictions: str | None = None
     stop_when: str | None = None
     run_id: str = field(default_factory=lambda: new_id("run"))
@@ -62,7 +65,8 @@ def plan_request(request: Request) -> RunPlan:
         agents, digest = [predictions_agent(Path(request.predictions))], digest_file(Path(request.predictions))
     else:
         agents, digest = load_agents(request.agents, request.models, request.options), None
-    datasets = load_datasets(request.sources, request.select)
+    network = NetworkGrant.parse(request.allow_network) if request.allow_network is not None else None
+    datasets = load_datasets(request.sources, request.select, network=network is not None)
     return _plan(
         datasets,
         agents,
@@ -71,7 +75,8 @@ def plan_request(request: Request) -> RunPlan:
         seed=request.seed,
         limits=parse_limits(request.limits),
         condition=_condition(request.condition),
-        asked=Asked(request.ablate, request.perturb, request.tool_faults),
+        asked=Asked(request.ablate, request.perturb, request.tool_faults, request.faults),
+        network=network,
         select=request.select,
         split=request.split,
         stop_when=request.stop_when,
@@ -95,7 +100,7 @@ def plan_again(lock: RunLock) -> RunPlan:
         agents, digest = [_agent_again(agent) for agent in lock.agents], None
     select = tuple(lock.options.get("select", ()))
     return _plan(
-        load_datasets(lock.sources, select),
+        load_datasets(lock.sources, select, network=lock.network is not None),
         agents,
         run_id=lock.run_id,
         attempts=lock.attempts,
@@ -103,6 +108,7 @@ def plan_again(lock: RunLock) -> RunPlan:
         limits=limits_of(lock),
         condition=lock.condition if lock.options.get("condition_given", not lock.conditions) else None,
         asked=Asked.from_json(lock.options.get("conditions", {})),
+        network=NetworkGrant.from_json(lock.network) if lock.network is not None else None,
         select=select,
         split=lock.options.get("split"),
         stop_when=lock.options.get("stop_when"),
@@ -126,16 +132,17 @@ def injected_by(harness: Harness) -> dict[str, str]:
     return harness.injected if isinstance(harness, InstalledHarness) else {}
 
 
-def load_datasets(sources: Sequence[str], select: Sequence[str]) -> list[Dataset]:
-    """The datasets at these paths. A pattern in `select` has to match in at least one of them."""
+def load_datasets(sources: Sequence[str], select: Sequence[str], *, network: bool = False) -> list[Dataset]:
+    """The datasets at these paths. A pattern in `select` has to match in at least one of them. `network`: whether tasks
+    are given the network that they ask for."""
     if not sources:
         raise ConfigError("no tasks are given", field="TASKS", remedy="give a task directory, a dataset or SWE rows")
     if len(sources) == 1:
-        return [load_any(Path(sources[0]), select=select)]
+        return [load_any(Path(sources[0]), select=select, network=network)]
     found, failures = [], []
     for source in sources:
         try:
-            found.append(load_any(Path(source), select=select))
+            found.append(load_any(Path(source), select=select, network=network))
         except ConfigError as error:
             if not select or "no task is selected" not in error.message:
                 raise
@@ -186,9 +193,10 @@ def _plan(
     )
     check_keys(plan.agents)
     check_enforceable(plan)
+    check_faults(plan)
     if asked and (stop_when or plan.predictions is not None):
         field = "--stop-when" if stop_when else "--predictions"
-        raise ConfigError("does not go with --ablate, --perturb and --tool-faults", field=field,
+        raise ConfigError("does not go with --ablate, --perturb, --tool-faults and --faults", field=field,
                           remedy="run one of them by itself")  # fmt: skip
     if stop_when:
         make_rule(stop_when, plan)
@@ -202,6 +210,16 @@ def check_keys(agents: Iterable[AgentSpec]) -> None:
         if name is not None and not os.environ.get(name, "").strip():
             raise ConfigError(f"the environment variable {name} is not set", field=f"--model of {agent.label}",
                               remedy="export the key")  # fmt: skip
+
+
+def check_faults(plan: RunPlan) -> None:
+    """Refuse faults of a network that no sandbox of the run has."""
+    if not any(condition.network_faults for condition in plan.conditions):
+        return
+    inside = any(isinstance(load_harness(agent.ref), InstalledHarness) for agent in plan.agents)
+    if not inside and all(entry.task.network.agent.mode == "none" for entry in plan.entries):
+        raise ConfigError("no agent's sandbox of this run has a network that could fail", field="--faults",
+                          remedy="--allow-network asked, or an agent that works in the sandbox")  # fmt: skip
 
 
 def check_enforceable(plan: RunPlan) -> None:

@@ -87,9 +87,9 @@ class NetworkedBox:
                 lambda lost: boundary.queries_lost(lost.rate + lost.table, lost.malformed),
             )
 
-    def _end_network(self) -> None:
+    async def _end_network(self) -> None:
         if self._boundary is not None:
-            self._boundary.close()
+            await self._boundary.aclose()
 
     def _forget_trust(self) -> None:
         """Nothing of the sandbox is left."""

@@ -469,7 +469,7 @@ class Box(NetworkedBox):
             self._history.end_reason = self._reason
             self._history.end_detail = self._detail
             self._history.ended_at = now()
-            self._end_network()
+            await self._end_network()
             self._edge._forget(self)
             self._ended.set()
 

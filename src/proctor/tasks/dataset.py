@@ -34,6 +34,7 @@ def load_any(
     select: Sequence[str] = (),
     exclude: Sequence[str] = (),
     host_env: Mapping[str, str] | None = None,
+    network: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Dataset:
     """Whatever a person may point `proctor run` at.
@@ -43,6 +44,7 @@ def load_any(
 
     `select` and `exclude` are shell patterns for names of tasks or of their directories (`!pattern` in `select`
     excludes, too); what is not selected is not loaded; every selected task that cannot be loaded is an error.
+    `network`: whether tasks are given the network that they ask for, instead of being refused.
     """
     from proctor.tasks.rows import ROW_SUFFIXES
     from proctor.tasks.swe import is_swe_folder, plan_swe, write_plan
@@ -51,23 +53,23 @@ def load_any(
     left_out = [one.removeprefix("!") for one in select if one.startswith("!")]
     wanted = Selection(tuple(one for one in select if not one.startswith("!")), (*exclude, *left_out))
     if path.name == DATASET_FILE and path.is_file():
-        return load_dataset(path, selection=wanted, host_env=host_env)
+        return load_dataset(path, selection=wanted, host_env=host_env, network=network)
     if (path / TASK_FILE).is_file():
-        return _of_folders(path.name, [path], path, wanted, host_env)
+        return _of_folders(path.name, [path], path, wanted, host_env, network)
     if (path / DATASET_FILE).is_file():
-        return load_dataset(path / DATASET_FILE, selection=wanted, host_env=host_env)
+        return load_dataset(path / DATASET_FILE, selection=wanted, host_env=host_env, network=network)
     if is_swe_folder(path) or (path.is_file() and path.suffix.lower() in ROW_SUFFIXES):
         plan = plan_swe(path)
         out = state_dir() / "imported" / plan.digest.removeprefix("sha256:")[:24]
         write_plan(plan, out, progress=progress)
-        return load_dataset(out / DATASET_FILE, selection=wanted, host_env=host_env)
+        return load_dataset(out / DATASET_FILE, selection=wanted, host_env=host_env, network=network)
     if not path.exists():
         raise ConfigError("does not exist", field=str(path))
     folders = sorted(child for child in path.iterdir() if (child / TASK_FILE).is_file()) if path.is_dir() else []
     if not folders:
         remedy = "give a task directory, a folder of them, a dataset.toml, or SWE rows"
         raise ConfigError("holds no tasks", field=str(path), remedy=remedy)
-    return _of_folders(path.name, folders, path, wanted, host_env)
+    return _of_folders(path.name, folders, path, wanted, host_env, network)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,11 @@ class Selection:
 
 
 def load_dataset(
-    file: Path, *, selection: Selection | None = None, host_env: Mapping[str, str] | None = None
+    file: Path,
+    *,
+    selection: Selection | None = None,
+    host_env: Mapping[str, str] | None = None,
+    network: bool = False,
 ) -> Dataset:
     """Read a `dataset.toml` and every selected task it names; digests that are given are verified."""
     wanted = selection or Selection()
@@ -110,7 +116,7 @@ def load_dataset(
         if not wanted.has_task(Path(os.path.normpath(file.parent / entry.path)), entry.name or entry.path):
             continue
         try:
-            task = _load_entry(entry, index, file, findings, host_env)
+            task = _load_entry(entry, index, file, findings, host_env, network)
         except ProctorError as error:
             failures.append(error)
         else:
@@ -183,7 +189,7 @@ def read_document(file: Path) -> tuple[DatasetToml | None, Findings]:
 
 
 def _load_entry(
-    entry: TaskEntry, index: int, file: Path, findings: Findings, host_env: Mapping[str, str] | None
+    entry: TaskEntry, index: int, file: Path, findings: Findings, host_env: Mapping[str, str] | None, network: bool
 ) -> Task:
     folder = file.parent / entry.path
     source = Source(str(file), findings.source.lines, ("tasks", index, "proctor"))
@@ -191,7 +197,7 @@ def _load_entry(
         place, line = findings.where(("tasks", index, "digest"))
         remedy = "restore the task, or accept the change with a new version of the dataset"
         raise ConfigError(_changed(entry, folder), field=f"{place}:{line}", remedy=remedy)
-    return load_task(folder, overlay=entry.proctor or None, overlay_source=source, host_env=host_env)
+    return load_task(folder, overlay=entry.proctor or None, overlay_source=source, host_env=host_env, network=network)
 
 
 def _changed(entry: TaskEntry, folder: Path) -> str:
@@ -210,7 +216,12 @@ def declared_name(folder: Path) -> str | None:
 
 
 def _of_folders(
-    name: str, folders: Sequence[Path], path: Path, wanted: Selection, host_env: Mapping[str, str] | None
+    name: str,
+    folders: Sequence[Path],
+    path: Path,
+    wanted: Selection,
+    host_env: Mapping[str, str] | None,
+    network: bool,
 ) -> Dataset:
     folders = [folder for folder in folders if wanted.has_task(folder)]
     wanted.check(len(folders), path)
@@ -218,7 +229,7 @@ def _of_folders(
     failures: list[ProctorError] = []
     for folder in folders:
         try:
-            entries.append(DatasetEntry(load_task(folder, host_env=host_env)))
+            entries.append(DatasetEntry(load_task(folder, host_env=host_env, network=network)))
         except ProctorError as error:
             failures.append(error)
     _raise_all(failures, path)

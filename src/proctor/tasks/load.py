@@ -21,8 +21,9 @@ from proctor.tasks.ignorefile import visible_directory
 from proctor.tasks.instruction import strip_canary
 from proctor.tasks.io_errors import clear_errors
 from proctor.tasks.model import Carry, CarryKind, Environment, Problem, Solution, Task, TestSpec, Verifier
+from proctor.tasks.network import decide
 from proctor.tasks.patches import patch_paths
-from proctor.tasks.refusals import network_notes, refuse_steps, refuse_unsupported
+from proctor.tasks.refusals import refuse_steps, refuse_unsupported
 from proctor.tasks.test_ids import is_truncated
 from proctor.tasks.toml_lines import KeyPath, TomlSyntaxError, parse_toml
 from proctor.tasks.user import simulated_user
@@ -42,16 +43,18 @@ def load_task(
     overlay: Mapping[str, Any] | None = None,
     overlay_source: Source | None = None,
     host_env: Mapping[str, str] | None = None,
+    network: bool = False,
 ) -> Task:
     """Read the task in directory `path`.
 
     `overlay` is merged over its `[proctor]` table (a dataset's way to complete a task that must stay unedited).
-    `host_env` (default: the process's) answers `${VAR}` references.
+    `host_env` (default: the process's) answers `${VAR}` references. `network`: whether the run gives tasks the network
+    that they ask for.
 
     Raises ConfigError for a task that is wrong and RefusedError for one that asks for what Proctor does not
     honour; the message names file, line and field of the first problem and how many more there are.
     """
-    task, found = read_task(path, overlay=overlay, overlay_source=overlay_source, host_env=host_env)
+    task, found = read_task(path, overlay=overlay, overlay_source=overlay_source, host_env=host_env, network=network)
     raise_problems(path, found)
     if task is None:
         raise ConfigError("could not be read", field=str(path))
@@ -78,18 +81,23 @@ def read_task(
     overlay: Mapping[str, Any] | None = None,
     overlay_source: Source | None = None,
     host_env: Mapping[str, str] | None = None,
+    network: bool = False,
 ) -> tuple[Task | None, list[Problem]]:
     """The task (None when there is an error) and every problem found while reading it."""
     path = Path(os.path.abspath(path))
     try:
         with clear_errors("read the task", path):
-            return _read_task(path, overlay, overlay_source, os.environ if host_env is None else host_env)
+            return _read_task(path, overlay, overlay_source, os.environ if host_env is None else host_env, network)
     except ConfigError as error:
         return None, [Problem(error.field or str(path), None, None, error.message, error.remedy)]
 
 
 def _read_task(
-    path: Path, overlay: Mapping[str, Any] | None, overlay_source: Source | None, host_env: Mapping[str, str]
+    path: Path,
+    overlay: Mapping[str, Any] | None,
+    overlay_source: Source | None,
+    host_env: Mapping[str, str],
+    network: bool,
 ) -> tuple[Task | None, list[Problem]]:
     file = path / TASK_FILE
     if not file.is_file():
@@ -112,7 +120,7 @@ def _read_task(
     if parsed is None or not _check_sizes(path, findings):
         return None, findings.problems
     refuse_unsupported(parsed, path, findings)
-    reader = _Reader(path, parsed, findings, host_env)
+    reader = _Reader(path, parsed, findings, host_env, network)
     task = reader.task(overlay)
     return (None if findings.failed else task), findings.problems
 
@@ -192,11 +200,14 @@ def _is_within(path: str, root: str) -> bool:
 class _Reader:
     """Turns a valid `task.toml` and the files beside it into a Task, collecting what is missing or amiss."""
 
-    def __init__(self, root: Path, config: TaskToml, findings: Findings, host_env: Mapping[str, str]) -> None:
+    def __init__(
+        self, root: Path, config: TaskToml, findings: Findings, host_env: Mapping[str, str], network: bool
+    ) -> None:
         self.root = root
         self.config = config
         self.findings = findings
         self.host_env = host_env
+        self.network = network
         self.proctor: ProctorTable | None = config.proctor
         self.notes: list[str] = []
 
@@ -204,7 +215,8 @@ class _Reader:
         """The task as far as it can be made; only to be used when nothing was found to be wrong."""
         config, proctor = self.config, self.proctor
         forced = proctor is not None and proctor.network == "none"
-        self.notes += network_notes(config, self.findings, forced=forced)
+        decision = decide(config, self.findings, allowed=self.network, forced_none=forced)
+        self.notes += decision.notes
         instruction = self._instruction()
         environment = self._environment()
         verifier = self._verifier()
@@ -235,6 +247,7 @@ class _Reader:
             base_commit=proctor.base_commit if proctor else None,
             instance_id=proctor.instance_id if proctor else None,
             history=self._history(),
+            network=decision.network,
             limits=proctor.limits.model_dump(exclude_none=True) if proctor else {},
             ablations=declared_ablations(proctor.ablations if proctor else {}, self.root, instruction, self.findings),
             user=simulated_user(proctor.user) if proctor and proctor.user else None,
@@ -301,7 +314,6 @@ class _Reader:
             memory_mb=table.effective_memory_mb or 2048,
             storage_mb=table.effective_storage_mb or 10240,
             build_timeout_s=table.build_timeout_sec,
-            network="none",
             healthcheck=table.healthcheck.model_dump() if table.healthcheck else None,
         )
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from proctor.tasks.network import TaskNetwork
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -38,7 +40,6 @@ class Environment:
     memory_mb: int = 2048
     storage_mb: int = 10240
     build_timeout_s: float = 600.0
-    network: Literal["none", "allowlist", "public"] = "none"
     healthcheck: Mapping[str, Any] | None = None
 
 
@@ -167,6 +168,8 @@ class Task:
     instance_id: str | None = None
     history: Literal["scrub", "keep"] = "keep"
     """Whether the repository is reduced to the past of its HEAD, or left as the image has it."""
+    network: TaskNetwork = field(default_factory=TaskNetwork)
+    """What it may reach in each phase: nothing, unless the run allows networks."""
     limits: Mapping[str, float] = field(default_factory=dict)
     """Limits the task itself sets, by the field names of `AgentLimits`; what is absent is the run's choice."""
     ablations: tuple[Ablation, ...] = ()

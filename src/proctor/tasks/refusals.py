@@ -9,7 +9,6 @@ if TYPE_CHECKING:
 
     from proctor.tasks.findings import Findings
     from proctor.tasks.schema import TaskToml
-    from proctor.tasks.toml_lines import KeyPath
 
 COMPOSE_FILES = (
     "docker-compose.yaml",
@@ -17,7 +16,6 @@ COMPOSE_FILES = (
     "singularity-compose.yaml",
     "singularity-compose.yml",
 )
-_WITHOUT_NETWORK = 'run it without: `[proctor] network = "none"`, here or in the dataset\'s entry'
 
 
 def refuse_steps(config: dict[str, Any], root: Path, findings: Findings) -> bool:
@@ -66,37 +64,6 @@ def refuse_unsupported(task: TaskToml, root: Path, findings: Findings) -> None:
     for folder, script in (("tests", "test"), ("solution", "solve")):
         if (root / folder / f"{script}.bat").is_file() and not (root / folder / f"{script}.sh").is_file():
             findings.problems.append(_refused_file(f"{folder}/{script}.bat", "a Windows script"))
-
-
-def network_notes(task: TaskToml, findings: Findings, *, forced: bool) -> list[str]:
-    """Decide the network: always none here; what asks for more is refused unless none is `forced`.
-
-    Harbor's default is public. A task that says nothing has not said that it needs a network, so it runs
-    without one, and the note says so. A task that names `public`, `allowlist` or `allow_internet = true`
-    is refused, unless its owner or the dataset says that it works without.
-    """
-    asked: list[tuple[KeyPath, str]] = []
-    environment = task.environment
-    if environment.network_mode in ("public", "allowlist"):
-        asked.append((("environment", "network_mode"), environment.network_mode))
-    elif environment.allow_internet:
-        asked.append((("environment", "allow_internet"), "public"))
-    elif environment.allowed_hosts:
-        asked.append((("environment", "allowed_hosts"), "allowlist"))
-    for phase, table in (("agent", task.agent), ("verifier", task.verifier)):
-        if table.network_mode in ("public", "allowlist"):
-            asked.append(((phase, "network_mode"), table.network_mode))
-        elif table.allowed_hosts:
-            asked.append(((phase, "allowed_hosts"), "allowlist"))
-    if forced:
-        return [f"network: none, forced; the task asks for {mode}" for _, mode in asked]
-    for path, mode in asked:
-        findings.refuse(path, f"network {mode!r}", _WITHOUT_NETWORK)
-    if not asked and environment.network_mode is None and environment.allow_internet is None:
-        note = "network: none, since the task names no network mode (in Harbor it would be public)"
-        findings.warn(("environment",), note, 'say `network_mode = "no-network"`', rule="network-unset")
-        return [note]
-    return []
 
 
 def _refused_file(file: str, what: str) -> Any:

@@ -125,7 +125,7 @@ async def inside(
             with anyio.fail_after(30):
                 yield Inside(boundary, transport, events)
         finally:
-            boundary.close()
+            await boundary.aclose()
 
 
 @asynccontextmanager

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from proctor.sandbox.net import names
 from proctor.sandbox.net.events import NetworkEvent, OnNetwork
 from proctor.sandbox.net.faults import Fault, FaultProfile
 from proctor.sandbox.net.policy import NetworkPolicy, Rule
@@ -22,4 +23,5 @@ __all__ = [
     "Secret",
     "Service",
     "Visit",
+    "names",
 ]

@@ -41,6 +41,7 @@ CONNECTIONS_MAX = 500
 LISTENERS_MAX = 960
 """Both a little below what a guest has, who would end the sandbox or refuse without a record."""
 
+_END_S = 5.0
 _WIDTH = ("none", "allow", "public", "open")
 
 
@@ -120,6 +121,7 @@ class Boundary:
         self._count = 0
         self._authority: Authority | None = None
         self._upstream_context: tuple[str | None, ssl.SSLContext] | None = None
+        self._ended = anyio.Event()
         self._closed = False
 
     def twin(self, sandbox_id: str, spawn: Spawn) -> Boundary:
@@ -232,11 +234,15 @@ class Boundary:
         self._transport = transport
         self._listening = {}
 
-    def close(self) -> None:
-        """The sandbox has ended."""
+    async def aclose(self) -> None:
+        """The sandbox has ended: end every connection, and record it. Nothing is recorded after this returns."""
         self._closed = True
         self.attach(None)
-        self.recorder.flush()
+        with anyio.move_on_after(_END_S, shield=True):
+            while self._connections:
+                self._ended = anyio.Event()
+                await self._ended.wait()
+        self.recorder.close()
 
     async def dns(self, data: bytes, transport: Literal["udp", "tcp"] = "udp") -> bytes | None:
         """Answer a raw query."""
@@ -271,6 +277,7 @@ class Boundary:
             await connection.run()
         finally:
             self._connections.pop(connection.number, None)
+            self._ended.set()
 
     # --- Directory: what the answerer asks --------------------------------------------------------------------------
 

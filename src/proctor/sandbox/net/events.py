@@ -118,9 +118,12 @@ class Recorder:
         self._tokens = _BURST
         self._filled_at = clock()
         self._dropped = 0
+        self._closed = False
 
     def add(self, event: NetworkEvent) -> None:
         """Record `event`; its texts are cut to a bounded length."""
+        if self._closed:
+            return
         event = replace(event, name=_cut(event.name), path=_cut(event.path), sni=_cut(event.sni) or None)
         self.counts.add(event)
         at = self._clock()
@@ -133,6 +136,11 @@ class Recorder:
         self._tokens -= 1
         self.flush()
         self._emit(event)
+
+    def close(self) -> None:
+        """The last word: what comes later is not recorded."""
+        self.flush()
+        self._closed = True
 
     def flush(self) -> None:
         """Say how many events were only counted, if any were."""

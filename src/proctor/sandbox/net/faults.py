@@ -176,8 +176,8 @@ class RequestFaults:
     @property
     def text(self) -> str:
         """For the record."""
-        parts = [f"delay {self.delay_s * 1000:.0f} ms" if self.delay_s else "", f"status {self.status}"]
-        return ", ".join(parts if self.status else parts[:1])
+        delay = f"delay {self.delay_s * 1000:.0f} ms" if self.delay_s else ""
+        return ", ".join(part for part in (delay, f"status {self.status}" if self.status else "") if part)
 
 
 @dataclass(slots=True)
