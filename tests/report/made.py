@@ -56,6 +56,8 @@ class MadeRun:
     """Trial number -> its outcome, instead of the drawn one (`infra_error`, `planned`, …)."""
     findings: Sequence[FindingEntry] = ()
     facts: bool = True
+    harnesses: Mapping[str, str] = field(default_factory=dict)
+    """Agent -> its harness; `loop` for the others."""
     seed: int = 1
 
 
@@ -109,7 +111,7 @@ def _lock(made: MadeRun) -> RunLock:
             for n in range(made.tasks)
         ],
         agents=[
-            AgentLock(label=label, harness=HarnessLock(ref=label, name=label, version="1"),
+            AgentLock(label=label, harness=HarnessLock(ref="loop", name=made.harnesses.get(label, "loop"), version="1"),
                       model=ModelLock(name=f"model-{label}", base_url="http://127.0.0.1"))
             for label in made.skill
         ],

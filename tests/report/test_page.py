@@ -261,6 +261,29 @@ def test_two_agents_are_compared_in_outcome_and_behaviour(tmp_path: Path) -> Non
     assert "pass^k" in outline.text
 
 
+def test_behaviour_is_compared_between_versions_of_one_harness_only(tmp_path: Path) -> None:
+    made = MadeRun(tasks=4, harnesses={"two": "other"})
+    outline = Outline(report(tmp_path, made).read_text(encoding="utf-8"))
+    assert "between versions of one harness; these are loop and other" in outline.text
+    assert "Measures of behaviour" not in outline.text
+
+
+def test_why_models_and_harnesses_cannot_be_told_apart_is_said(tmp_path: Path) -> None:
+    skill = {"a": 0.5, "b": 0.5, "c": 0.5, "d": 0.5}
+    folders = [
+        make_run(tmp_path / name, MadeRun(tasks=3, skill=skill, run_id=name, harnesses={"b": "x", "d": "x"}))
+        for name in "pq"
+    ]
+    for folder, model, digest in ((folders[0], "m", "sha256:1"), (folders[1], "m", "sha256:2")):
+        lock = json.loads((folder / "run.json").read_text())
+        for agent in lock["agents"]:
+            agent["model"]["name"] = model if agent["label"] in "ab" else "n"
+        lock["tasks"][0]["image_digest"] = digest
+        (folder / "run.json").write_text(json.dumps(lock))
+    written = write_report(Request(tuple(folders), tmp_path / "r.html", "html", "none"))
+    assert "cannot be told apart here: trials: not comparable" in written.path.read_text()
+
+
 def test_an_unknown_baseline_is_refused_by_name(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     with pytest.raises(ConfigError, match="one, two"):

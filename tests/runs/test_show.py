@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +18,7 @@ from proctor.runs.engine import execute
 from proctor.runs.lock import make_lock, write_lock
 from proctor.runs.outcome import Outcome
 from proctor.runs.summary import read_run, summarise, wilson
-from proctor.runs.table import MOST_MARKS
+from proctor.runs.table import MOST_MARKS, weighted
 from proctor.runs.text import duration, safe, shorten
 from proctor.tasks.model import Unrunnable
 
@@ -152,6 +153,20 @@ async def test_repeats_are_averaged_by_task_first(run_dir: Path, desk: DeskExami
     (row,) = summarise(read_run(run_dir).trials, ["solver"])
     assert (row.graded, row.resolved, row.tasks, row.rate) == (4, 3, 2, 0.75)
     assert (row.low, row.high) == wilson(1.5, 2)
+
+
+async def test_weights_of_the_dataset_are_shown_beside(run_dir: Path, desk: DeskExaminer) -> None:
+    async def act(trial: TrialPlan, tries: int) -> AgentResult | None:
+        return AgentResult(StopReason.LIMIT_TIME) if trial.task.name == "task-0" else None
+
+    desk.act = act
+    plan = make_plan(2, ("solver",))
+    entries = (replace(plan.entries[0], weight=3.0), plan.entries[1])
+    write_lock(run_dir, make_lock(replace(plan, entries=entries), {}))
+    await execute(plan, run_dir, desk, concurrency=1)
+    assert weighted(read_run(run_dir)) == ["solver: 25.0 % by the dataset's weights"]
+    write_lock(run_dir, make_lock(plan, {}))
+    assert weighted(read_run(run_dir)) == []
 
 
 async def test_what_was_not_run_is_excluded_by_name(run_dir: Path, desk: DeskExaminer) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from proctor.analysis.comparison import Contender, Discordance
 from proctor.analysis.frame import GRADED
@@ -136,36 +136,34 @@ def pair(
 
     Raises RefusedError with everything that is not comparable, and when no task has scores on both sides.
     """
-    import polars as pl
+
+    import numpy as np
 
     check_comparable(baseline, other, ignore)
     one, two = (_by_task(trials, score) for trials in (baseline, other))
-    joined = one.join(two, on="task", how="full", suffix="_other", coalesce=True, maintain_order="left")
-    scored = pl.col("graded").fill_null(0).gt(0), pl.col("graded_other").fill_null(0).gt(0)
-    both = joined.filter(scored[0] & scored[1])
-    unpaired = _unpaired(joined)
-    if both.is_empty():
+    joined = _Joined.of(one.join(two, on="task", how="full", suffix="_other", coalesce=True, maintain_order="left"))
+    both = (joined.one["graded"] > 0) & (joined.two["graded"] > 0)
+    unpaired = joined.unpaired()
+    if not both.any():
         reasons = ", ".join(f"{count} {reason}" for reason, count in unpaired.items())
         raise RefusedError("no task has scores on both sides", field="TASKS", remedy=reasons or "run both at one task")
-    worst, best = _bounds(joined)
-    clusters = both.select(pl.coalesce("cluster", "cluster_other", "task")).to_series().to_list()
-    attempts = [both[name].to_numpy() for name in ("graded", "graded_other")]
-    binary = bool(both.select((pl.col("binary") & pl.col("binary_other")).all()).item())
-    share = max(_excluded_share(joined, side) for side in ("", "_other"))
+    worst, best = joined.bounds()
+    attempts = [side["graded"][both].astype(np.int64) for side in (joined.one, joined.two)]
+    binary = bool((joined.one["binary"] & joined.two["binary"])[both].all())
     return Pairs(
-        tasks=tuple(both["task"]),
-        clusters=tuple(clusters),
-        baseline=both["mean"].to_numpy(),
-        contender=both["mean_other"].to_numpy(),
+        tasks=tuple(task for task, paired in zip(joined.tasks, both, strict=True) if paired),
+        clusters=tuple(cluster for cluster, paired in zip(joined.clusters, both, strict=True) if paired),
+        baseline=joined.one["total"][both] / attempts[0],
+        contender=joined.two["total"][both] / attempts[1],
         baseline_attempts=attempts[0],
         contender_attempts=attempts[1],
-        within=(_within(both, ""), _within(both, "_other")),
+        within=(_within(joined.one, both), _within(joined.two, both)),
         single=binary and all(int(a.max()) == 1 for a in attempts),
         unpaired=unpaired,
         worst=worst,
         best=best,
-        excluded_share=share,
-        complete=tuple(both.select((pl.col("stopped") + pl.col("stopped_other")) == 0).to_series()),
+        excluded_share=max(joined.excluded_share(side) for side in (joined.one, joined.two)),
+        complete=tuple(((joined.one["stopped"] + joined.two["stopped"])[both] == 0).tolist()),
     )
 
 
@@ -217,68 +215,95 @@ def _by_task(trials: pl.DataFrame, score: str) -> pl.DataFrame:
     )
 
 
-def _unpaired(joined: pl.DataFrame) -> dict[str, int]:
-    """Why tasks could not be paired, with how many."""
-    reasons: Counter[str] = Counter()
-    columns = ("planned", "graded", "stopped", "planned_other", "graded_other", "stopped_other", "nowhere")
-    for planned, graded, stopped, planned_other, graded_other, stopped_other, nowhere in (
-        joined.with_columns(_nowhere().alias("nowhere")).select(columns).iter_rows()
-    ):
-        if nowhere:
-            reasons["cannot be run here"] += 1
-        elif planned is None:
-            reasons["only the contender was given it"] += 1
-        elif planned_other is None:
-            reasons["only the baseline was given it"] += 1
-        elif graded and graded_other:
-            continue
-        elif (not graded and stopped == planned) or (not graded_other and stopped_other == planned_other):
-            reasons["left out by the stopping rule"] += 1
-        elif graded or graded_other:
-            reasons[f"the {'contender' if graded else 'baseline'} has no score"] += 1
-        else:
-            reasons["neither has a score"] += 1
-    return dict(reasons)
+_NUMBERS = ("planned", "graded", "total", "deviation", "stopped", "untried")
+_FLAGS = ("binary", "unrunnable")
 
 
-def _bounds(joined: pl.DataFrame) -> tuple[float, float]:
-    """The differences if every trial without a score, at tasks both were given, had gone against the contender or for
-    it. Trials that a stopping rule left out, or that cannot be run here, are not missing: nobody tried them."""
-    import polars as pl
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """Both sides at every task of either: arrays in the order of `tasks`. `planned` is NaN where a side was not given
+    the task; other numbers are 0 there, and flags are False."""
 
-    tried = joined.filter(pl.col("planned").is_not_null() & pl.col("planned_other").is_not_null()).with_columns(
-        (pl.col("planned") - pl.col("untried")).alias("n"),
-        (pl.col("planned_other") - pl.col("untried_other")).alias("m"),
-    )
-    tried = tried.filter((pl.col("n") > 0) & (pl.col("m") > 0))
-    low, high = pl.col("total") / pl.col("n"), (pl.col("total") + pl.col("n") - pl.col("graded")) / pl.col("n")
-    low_other = pl.col("total_other") / pl.col("m")
-    high_other = (pl.col("total_other") + pl.col("m") - pl.col("graded_other")) / pl.col("m")
-    worst, best = tried.select((low_other - high).mean().alias("worst"), (high_other - low).mean().alias("best")).row(0)
-    return float(worst), float(best)
+    tasks: list[str]
+    clusters: list[str]
+    one: Mapping[str, NDArray[Any]]
+    two: Mapping[str, NDArray[Any]]
+
+    @classmethod
+    def of(cls, joined: pl.DataFrame) -> _Joined:
+        import numpy as np
+
+        def side(suffix: str) -> dict[str, NDArray[Any]]:
+            numbers = {name: joined[f"{name}{suffix}"].cast(float).to_numpy() for name in _NUMBERS}
+            found: dict[str, NDArray[Any]] = {
+                name: values if name == "planned" else np.nan_to_num(values) for name, values in numbers.items()
+            }
+            return found | {name: joined[f"{name}{suffix}"].fill_null(False).to_numpy() for name in _FLAGS}
+
+        columns = zip(joined["cluster"], joined["cluster_other"], joined["task"], strict=True)
+        clusters = [next(name for name in names if name is not None) for names in columns]
+        return cls(joined["task"].to_list(), clusters, side(""), side("_other"))
+
+    @property
+    def nowhere(self) -> NDArray[np.bool_]:
+        """The task cannot be run here by either side."""
+        found: NDArray[np.bool_] = self.one["unrunnable"] & self.two["unrunnable"]
+        return found
+
+    def unpaired(self) -> dict[str, int]:
+        """Why tasks could not be paired, with how many."""
+        import numpy as np
+
+        reasons: Counter[str] = Counter()
+        paired = (self.one["graded"] > 0) & (self.two["graded"] > 0) & ~self.nowhere
+        for index in np.flatnonzero(~paired):
+            reasons[self._reason(int(index))] += 1
+        return dict(reasons)
+
+    def _reason(self, index: int) -> str:
+        planned, graded, stopped = (self.one[name][index] for name in ("planned", "graded", "stopped"))
+        planned_other, graded_other, stopped_other = (
+            self.two[name][index] for name in ("planned", "graded", "stopped")
+        )
+        if self.nowhere[index]:
+            return "cannot be run here"
+        if planned != planned:
+            return "only the contender was given it"
+        if planned_other != planned_other:
+            return "only the baseline was given it"
+        if (not graded and stopped == planned) or (not graded_other and stopped_other == planned_other):
+            return "left out by the stopping rule"
+        if graded or graded_other:
+            return f"the {'contender' if graded else 'baseline'} has no score"
+        return "neither has a score"
+
+    def bounds(self) -> tuple[float, float]:
+        """The differences if every trial without a score, at tasks both were given, had gone against the contender or
+        for it. Trials that a stopping rule left out, or that cannot be run here, are not missing: nobody tried them."""
+        import numpy as np
+
+        tried = [side["planned"] - side["untried"] for side in (self.one, self.two)]
+        asked = (tried[0] > 0) & (tried[1] > 0)  # NaN, where a side was not given the task, is not more than 0
+        ends = []
+        for side, n in zip((self.one, self.two), tried, strict=True):
+            low, count = side["total"][asked], n[asked]
+            ends.append((low / count, (low + count - side["graded"][asked]) / count))
+        (low, high), (low_other, high_other) = ends
+        return float(np.mean(low_other - high)), float(np.mean(high_other - low))
+
+    def excluded_share(self, side: Mapping[str, NDArray[Any]]) -> float:
+        """Trials of one side without a score, by the plan of the side that was given more at each task. What neither
+        side can run here is not asked for."""
+        import numpy as np
+
+        planned = np.fmax(self.one["planned"], self.two["planned"])
+        asked = ~self.nowhere
+        return max(0.0, 1 - float(side["graded"][asked].sum()) / float(planned[asked].sum()))
 
 
-def _within(both: pl.DataFrame, side: str) -> float | None:
-    repeated = int((both[f"graded{side}"] - 1).sum())
-    return float(both[f"deviation{side}"].sum()) / repeated if repeated > 0 else None
-
-
-def _excluded_share(joined: pl.DataFrame, side: str) -> float:
-    """Trials of one side without a score, by the plan of the side that was given more at each task. What neither side
-    can run here is not asked for."""
-    import polars as pl
-
-    planned = pl.max_horizontal("planned", "planned_other")
-    asked = joined.filter(~_nowhere())
-    share = asked.select(1 - pl.col(f"graded{side}").fill_null(0).sum() / planned.sum()).item()
-    return max(0.0, float(share))
-
-
-def _nowhere() -> pl.Expr:
-    """The task cannot be run here by either side."""
-    import polars as pl
-
-    return (pl.col("unrunnable") & pl.col("unrunnable_other")).fill_null(False)
+def _within(side: Mapping[str, NDArray[Any]], both: NDArray[np.bool_]) -> float | None:
+    repeated = float((side["graded"][both] - 1).sum())
+    return float(side["deviation"][both].sum()) / repeated if repeated > 0 else None
 
 
 def _harmonic(counts: NDArray[np.int64]) -> float:

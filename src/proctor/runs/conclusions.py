@@ -47,8 +47,23 @@ def conclude(trials: pl.LazyFrame, result: Aggregate, baseline: str | None, opti
     sides = _sides(plain, result, agents)
     absent: dict[str, str] = {}
     comparison = _compare(sides, result, options, absent)
-    drift = _drift(sides, result, options, absent) if len(agents) == 2 else None
-    return Conclusions(comparison, drift, _crossed(plain, result, options), absent)
+    drift = _drift(sides, result, options, absent) if _are_versions(agents, result, absent) else None
+    return Conclusions(comparison, drift, _crossed(plain, result, options, absent), absent)
+
+
+def _are_versions(agents: Sequence[str], result: Aggregate, absent: dict[str, str]) -> bool:
+    """The rule of drift in a report: two agents with the same harness, in any versions, models and options. What two
+    harnesses do differs by design, and would always be a drift."""
+    if len(agents) != 2:
+        return False
+    one, other = (next(found for found in result.summaries if found.agent == agent) for agent in agents)
+    if one.harness == other.harness:
+        return True
+    absent["drift"] = (
+        f"Behaviour is compared between versions of one harness; these are {one.harness} and {other.harness}. "
+        "`proctor compare --drift` compares any two."
+    )
+    return False
 
 
 def _ordered(agents: list[str], baseline: str | None) -> list[str]:
@@ -114,7 +129,7 @@ def _drift(
         return None
 
 
-def _crossed(plain: pl.DataFrame, result: Aggregate, options: Options) -> Crossed | None:
+def _crossed(plain: pl.DataFrame, result: Aggregate, options: Options, absent: dict[str, str]) -> Crossed | None:
     """Only where at least two models were run in at least two harnesses."""
     import polars as pl
 
@@ -125,5 +140,6 @@ def _crossed(plain: pl.DataFrame, result: Aggregate, options: Options) -> Crosse
         return None
     try:
         return crossed(plain.filter(pl.col("model").is_not_null()), CrossedOptions(options.level, options.seed))
-    except (RefusedError, ConfigError):
+    except (RefusedError, ConfigError) as error:
+        absent["crossed"] = f"Models and harnesses cannot be told apart here: {error.line()}."
         return None

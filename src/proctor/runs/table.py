@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from proctor.runs.outcome import Outcome
-from proctor.runs.summary import NOT_RUN, STOPPED
+from proctor.runs.summary import NOT_RUN, STOPPED, rates_by_task
 from proctor.runs.text import percent, safe
 
 if TYPE_CHECKING:
@@ -94,6 +94,22 @@ def bounds(rows: Sequence[AgentRow]) -> list[str]:
     ]
 
 
+def weighted(view: RunView) -> list[str]:
+    """Where the dataset gives its tasks different weights: each agent's rate by them (repeats averaged first)."""
+    weights = {task.name: task.weight for task in view.lock.tasks}
+    if len(set(weights.values())) < 2:
+        return []
+    lines = []
+    for agent in view.lock.agents:
+        results = [trial.result for trial in view.under(view.lock.condition) if trial.agent == agent.label]
+        rates = rates_by_task(result for result in results if result is not None and result.outcome.is_graded)
+        total = sum(weights[task] for task in rates)
+        if total > 0:
+            rate = sum(weights[task] * one for task, one in rates.items()) / total
+            lines.append(f"{agent.label}: {percent(rate)} by the dataset's weights")
+    return lines
+
+
 def _who(row: AgentRow) -> str:
     return row.agent if row.condition == "plain" else f"{row.agent}, {row.condition}"
 
@@ -176,7 +192,7 @@ def print_run(console: Console, view: RunView, *, with_matrix: bool = True) -> N
         plan += f", plain and under {len(view.conditions) - 1} conditions"
     console.print(Text(f"{head}, {plan}", style="bold"))
     console.print(comparison(rows))
-    for line in (*bounds(rows), *compat(view.trials, agents)):
+    for line in (*weighted(view), *bounds(rows), *compat(view.trials, agents)):
         console.print(Text(line))
     if with_matrix and view.trials:
         for condition in view.conditions:

@@ -109,6 +109,8 @@ def _shift(one: Shift) -> tuple[object, ...]:
 def crossed(report: Report) -> Section | None:
     """Model x harness: what each contributes, and how firm the ranking is. None when nothing was crossed."""
     found = report.crossed
+    if found is None and (why := report.absent.get("crossed")):
+        return Section("crossed", "Models and harnesses", (Note(why),))
     if found is None:
         return None
     means = {(cell.model, cell.harness): cell for cell in found.cells}
