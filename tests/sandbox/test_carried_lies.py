@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import struct
@@ -183,6 +184,27 @@ async def test_crossed_frames_are_no_lies() -> None:
         assert channel.lost is None
         assert channel._streams == {}
         assert len(streams) == 3
+        channel.close()
+
+
+async def test_a_flood_of_tiny_frames_lets_others_have_their_turn() -> None:
+    turns = 0
+
+    def tick() -> None:
+        nonlocal turns
+        turns += 1
+        if streams[0].received < 15_000:
+            asyncio.get_running_loop().call_soon(tick)
+
+    async with liar() as (guest, channel), anyio.create_task_group() as tasks:
+        streams = await carrying(guest, channel, tasks)
+        flood = data(ONE) * 15_000
+        tasks.start_soon(guest.say, flood)
+        tick()
+        with anyio.fail_after(10):
+            while streams[0].received < 15_000:
+                await streams[0].receive()
+        assert turns >= 15_000 / 256
         channel.close()
 
 

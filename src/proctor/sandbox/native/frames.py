@@ -192,6 +192,11 @@ class FrameReader:
         """`count` bytes were put into `space()`."""
         self._end += count
 
+    def has_frame(self) -> bool:
+        """Whether `frames` has one more (or a malformed one to complain about)."""
+        held = self._end - self._start
+        return held >= HEADER.size and held - HEADER.size >= HEADER.unpack_from(self._buffer, self._start)[0]
+
     def frames(self) -> Iterator[Frame]:
         """Every whole frame; GuestProtocolError for a malformed one."""
         while self._end - self._start >= HEADER.size:
