@@ -10,7 +10,7 @@
 #include "frame.h"
 
 enum {
-    LISTENERS_MAX = 1024,
+    LISTENERS_MAX = 4096,
     CONNECTIONS_MAX = 512,
     QUERIES_MAX = 128,
     QUERY_MAX = 4096, /* bytes of one name query */

@@ -34,7 +34,7 @@ __all__ = ["AddressError", "CarriedStream", "Carrier", "DnsHandler", "Refusals",
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 512
-LISTENERS_MAX: Final = 1024
+LISTENERS_MAX: Final = 4096
 QUERIES_MAX: Final = 128
 QUERY_MIN, QUERY_MAX = 12, 4096
 ANSWER_MAX: Final = 65_507
