@@ -65,6 +65,16 @@ async def test_a_port_that_a_program_has_is_reported_and_can_be_had_later(make_r
             await room.channel.listen(*WEB)
 
 
+async def test_a_program_keeps_its_own_loopback_beside_our_listeners(make_room: MakeRoom) -> None:
+    """But not every address at once: the kernel gives a port to one owner."""
+    serve = "import socket\nfor host in ('127.0.0.1', '0.0.0.0'):\n  s = socket.socket()\n"
+    serve += "  try: s.bind((host, 80)); s.listen(); print('mine')\n  except OSError as error: print(error.errno)"
+    async with make_room() as room:
+        room.channel.carry(CarriedStream.reset, no_names)
+        await room.channel.listen(*WEB)
+        assert (await room.python(serve)).text == f"mine\n{errno.EADDRINUSE}\n"
+
+
 async def test_nobody_listens_where_nobody_was_asked_to(make_room: MakeRoom) -> None:
     tried = "for p in (53, 80, 443):\n  try: socket.create_connection(('127.7.0.1', p), 5); print('open')\n"
     tried = "import socket\n" + tried + "  except ConnectionRefusedError: print('refused')"
@@ -134,6 +144,24 @@ async def test_more_connections_than_places_wait_their_turn(make_room: MakeRoom)
         assert len(streams) == more
         assert most == CONNECTIONS_MAX
         await all_over(room)
+
+
+async def test_a_storm_of_dials_reaches_the_host_at_a_bounded_rate(make_room: MakeRoom) -> None:
+    """2,000 a second after the first 1,024; all are served. A bound from below: no machine is too slow for it."""
+    dials = "import socket\nfor _ in range(3000): socket.create_connection(('127.7.0.1', 80), 20).close()"
+    times: list[float] = []
+
+    async def note(stream: CarriedStream) -> None:
+        times.append(time.monotonic())
+        await stream.aclose()
+
+    async with make_room() as room, serving(room, note):
+        assert (await room.python(dials)).error_text == ""
+        await all_over(room)
+        with anyio.fail_after(10):
+            while len(times) < 3000:
+                await room.channel.ping()
+    assert times[-1] - times[0] > (3000 - 1024) / 2000 * 0.9
 
 
 async def test_who_does_not_read_stops_the_other(make_room: MakeRoom) -> None:
