@@ -16,12 +16,13 @@ from proctor.sandbox.native.carried import (
     CONNECTIONS_MAX,
     LISTENERS_MAX,
     QUERIES_MAX,
+    WIDE_MAX,
     AddressError,
     CarriedStream,
     Refusals,
     StreamReset,
 )
-from proctor.sandbox.native.frames import WINDOW
+from proctor.sandbox.native.frames import FIRST_WINDOW, WINDOW
 
 from .carrying import DIAL, HARD_CLOSE, WEB, all_over, echo, no_names, serving
 
@@ -178,7 +179,7 @@ async def test_who_does_not_read_stops_the_other(make_room: MakeRoom) -> None:
     async with make_room() as room:
         async with serving(room, idle) as streams:
             await room.python(DIAL + "s.settimeout(0.5)\ntry: s.sendall(bytes(99_000_000))\nexcept TimeoutError: pass")
-            assert streams[0].received == WINDOW
+            assert streams[0].received == FIRST_WINDOW
         async with serving(room, pour) as streams:
             await started(room, DIAL + "print('up')\ntime.sleep(99)")
             with anyio.fail_after(10):
@@ -187,6 +188,35 @@ async def test_who_does_not_read_stops_the_other(make_room: MakeRoom) -> None:
             assert room.channel._unsent_bytes == 0
             await room.channel.kill_all()
             await all_over(room)
+
+
+async def test_what_waits_in_our_memory_is_bounded_for_all_connections_together(make_room: MakeRoom) -> None:
+    program = (
+        "import socket, select\nall = []\nfor _ in range(200):\n  s = socket.create_connection(('127.7.0.1', 80), 20)\n"
+        "  s.setblocking(False); all.append(s)\nprint('up')\n"
+        "while True:\n  for s in select.select([], all, [])[1]: s.send(bytes(65536))"
+    )
+
+    async def sip(stream: CarriedStream) -> None:
+        while stream.received <= FIRST_WINDOW:
+            await stream.receive()
+        await anyio.sleep_forever()
+
+    def held(stream: CarriedStream) -> int:
+        return sum(map(len, stream._chunks))
+
+    async with make_room() as room, serving(room, sip) as streams:
+        await started(room, program)
+        with anyio.fail_after(20):
+            while sum(map(held, streams)) < 200 * FIRST_WINDOW:
+                await room.channel.ping()
+        assert room.channel._wide == WIDE_MAX
+        await anyio.sleep(0.2)
+        assert sum(map(held, streams)) <= 200 * FIRST_WINDOW + WIDE_MAX * (WINDOW - FIRST_WINDOW)
+        for stream in streams:
+            stream.reset()
+        await all_over(room)
+        assert room.channel._wide == 0
 
 
 async def test_a_closed_connection_delivers_what_was_sent_and_takes_nothing_more(make_room: MakeRoom) -> None:

@@ -21,6 +21,7 @@ enum {
     EOF_CLOSE = 1,        /* sub of EOF: the host reads no more either, as after close(2) */
     FRAMES = 4,           /* towards the host in one turn */
     CREDIT_AT = WINDOW_INITIAL / 2,
+    CONNECTION_CREDIT = 65536, /* the host gives more, up to a window, to whoever moves many bytes */
     SYN_RETRIES = 3,      /* a connect that nobody answers ends after 15 s */
 };
 
@@ -97,7 +98,7 @@ uint32_t connection_open(int fd, uint32_t request) {
     if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) < 0 || epoll_ctl(poller, EPOLL_CTL_ADD, fd, &event) < 0) return 0;
     bool queued = connection->queued; /* an older connection's place in the queue serves as well */
     *connection = (struct connection){.id = id, .generation = generation, .request = request, .fd = fd, .queued = queued,
-                                      .credit = WINDOW_INITIAL, .window = WINDOW_INITIAL};
+                                      .credit = CONNECTION_CREDIT, .window = WINDOW_INITIAL};
     open_count++;
     return id;
 }

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 CONNECTIONS_MAX: Final = 512
 LISTENERS_MAX: Final = 4096
 QUERIES_MAX: Final = 128
+WIDE_MAX: Final = 64
+"""Connections that may have more than the first window on its way to us; what nobody reads is our memory."""
 QUERY_MIN, QUERY_MAX = 12, 4096
 ANSWER_MAX: Final = 65_507
 NAMESERVER: Final = ("127.0.0.53", 53)
@@ -105,6 +107,7 @@ class Carrier(ABC):
         self._refused: Callable[[Refusals], None] | None = None
         self._network_tasks: TaskGroup | None = None
         self._dns_streams = 0
+        self._wide = 0
         self._calm: anyio.Event | None = None
 
     @property
@@ -373,6 +376,15 @@ class Carrier(ABC):
         while self._unsent_bytes > _CONGESTED and not self.lost:
             self._calm = self._calm or anyio.Event()
             await self._calm.wait()
+
+    def _widen(self) -> bool:
+        if self._wide >= WIDE_MAX:
+            return False
+        self._wide += 1
+        return True
+
+    def _narrow(self) -> None:
+        self._wide -= 1
 
     def _drained(self) -> None:
         """The channel has sent all it had."""

@@ -16,6 +16,8 @@ VERSION: Final = 2
 HEADER: Final = struct.Struct("<IIBBH")
 PAYLOAD_MAX: Final = 65_536
 WINDOW: Final = 262_144
+FIRST_WINDOW: Final = 65_536
+"""Bytes that a new connection of the carried network may send us."""
 REQUEST_MAX: Final = 2 << 20
 ITEMS_MAX: Final = 32_768
 _FIRST_BUFFER: Final = 4096

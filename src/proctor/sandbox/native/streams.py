@@ -10,9 +10,8 @@ from typing import Final, Protocol
 import anyio
 
 from proctor.sandbox.contract import GuestProtocolError
-from proctor.sandbox.native.frames import HEADER, PAYLOAD_MAX, U32, WINDOW, Frame, FrameType, frame
+from proctor.sandbox.native.frames import FIRST_WINDOW, HEADER, PAYLOAD_MAX, U32, WINDOW, Frame, FrameType, frame
 
-_CREDIT_STEP: Final = WINDOW // 2
 _EOF_CLOSE: Final = 1
 
 Address = tuple[str, int]
@@ -27,6 +26,8 @@ class Link(Protocol):
 
     def _send(self, data: bytes, payload: bytes | memoryview = b"") -> None: ...
     async def _uncongested(self) -> None: ...
+    def _widen(self) -> bool: ...
+    def _narrow(self) -> None: ...
 
 
 class CarriedStream:
@@ -50,6 +51,7 @@ class CarriedStream:
         "_news",
         "_over",
         "_taken",
+        "_wide",
         "_window",
         "local",
         "peer",
@@ -68,7 +70,9 @@ class CarriedStream:
         self._taken = 0
         """Bytes of the first chunk that were received already."""
         self._credit = WINDOW
-        self._window = WINDOW
+        self._window = FIRST_WINDOW
+        self._wide = False
+        """The window has its full size: one of a few that may, since what waits in windows is our memory."""
         self._consumed = 0
         self._ended = False
         """The program has ended its direction."""
@@ -97,10 +101,8 @@ class CarriedStream:
             await self._news.wait()
         chunk = self._pop(max_bytes)
         self._consumed += len(chunk)
-        if self._consumed >= _CREDIT_STEP and not self._ended and not self._over:
-            grant, self._consumed = self._consumed, 0
-            self._window += grant
-            self._link._send(frame(FrameType.CREDIT, self._id, 0, U32.pack(grant)))
+        if self._consumed >= (WINDOW if self._wide else FIRST_WINDOW) // 2 and not self._ended and not self._over:
+            self._grant()
         return chunk
 
     async def send(self, data: bytes | bytearray | memoryview) -> None:
@@ -145,6 +147,14 @@ class CarriedStream:
         self._chunks.clear()
         self._wake()
         self._answer()
+
+    def _grant(self) -> None:
+        grant, self._consumed = self._consumed, 0
+        if not self._wide and self._link._widen():
+            self._wide = True
+            grant += WINDOW - FIRST_WINDOW
+        self._window += grant
+        self._link._send(frame(FrameType.CREDIT, self._id, 0, U32.pack(grant)))
 
     def _pop(self, max_bytes: int) -> bytes:
         batch, room = [], max_bytes
@@ -205,6 +215,9 @@ class CarriedStream:
 
     def _finish(self, error: StreamReset | None) -> None:
         self._over = True
+        if self._wide:
+            self._wide = False
+            self._link._narrow()
         if error:
             self._fail(error)
 
