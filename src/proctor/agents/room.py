@@ -41,7 +41,7 @@ _CLEAN_UP_S = 10.0
 _KILL_GRACE_S = 15.0
 """How long after its own time-out an exec may take to come back before the sandbox counts as lost."""
 
-_HIDDEN = "[redacted]"
+HIDDEN = "[redacted]"
 _T = TypeVar("_T")
 
 
@@ -62,11 +62,11 @@ class Given:
     def without(self, secret: str) -> Given:
         """The same with `secret` replaced wherever it occurs."""
         return Given(
-            tuple(part.replace(secret, _HIDDEN) for part in self.argv),
+            tuple(part.replace(secret, HIDDEN) for part in self.argv),
             self.cwd,
             self.user,
-            {name: value.replace(secret, _HIDDEN) for name, value in (self.env or {}).items()},
-            None if self.data is None else self.data.replace(secret.encode(), _HIDDEN.encode()),
+            {name: value.replace(secret, HIDDEN) for name, value in (self.env or {}).items()},
+            None if self.data is None else self.data.replace(secret.encode(), HIDDEN.encode()),
         )
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from proctor.runs.replay.actions import ActionReplay
+    from proctor.runs.replay.branch import Change
 
 
 def actions(
@@ -57,6 +58,57 @@ def model_calls(
     else:
         _print(tell.calls_text(done, strict=strict))
     return ExitCode.FAILED if done.differences or (strict and done.clock) else ExitCode.OK
+
+
+def change_of(reply: Path | None, files: tuple[str, ...], result: Path | None) -> Change:
+    """The one change that is asked for; none: the model is asked again."""
+    from proctor.runs.replay.branch import Change, read_files, read_reply, read_result
+
+    if reply is not None:
+        return read_reply(reply)
+    if files:
+        return read_files(files)
+    return read_result(result) if result is not None else Change()
+
+
+def branches(
+    run: Path,
+    trial: str,
+    step: int,
+    change: Change,
+    *,
+    tasks: Path | None,
+    output: Path | None,
+    count: int,
+    model: str | None,
+    as_json: bool,
+) -> ExitCode:
+    """Make branches and print what came of them."""
+    from pathlib import Path as AnyPath
+
+    from proctor.common import new_id
+    from proctor.models.spec import load_model
+    from proctor.runs.formats import dump_json, plain
+    from proctor.runs.outcome import Outcome
+    from proctor.runs.replay import tell
+    from proctor.runs.replay.branch import Branches, branch
+    from proctor.runs.replay.recorded import find_recorded
+
+    directory = output or AnyPath("runs") / new_id("branch")
+    spec = load_model(model) if model is not None else None
+
+    async def work() -> Branches:
+        recorded = await find_recorded(run, trial, tasks=tasks)
+        return await branch(recorded, step, change, directory, count=count, model=spec)
+
+    done = anyio.run(work)
+    if as_json:
+        click.echo(dump_json(plain(tell.branches_json(done)), indent=1), nl=False)
+    else:
+        _print(tell.branches_text(done))
+    results = [result for arm in done.arms.values() for result in arm]
+    broken = {Outcome.INFRA_ERROR, Outcome.VERIFIER_ERROR}
+    return ExitCode.INFRA if any(result.outcome in broken for result in results) else ExitCode.OK
 
 
 def _print(lines: Iterable[tuple[str, str]]) -> None:

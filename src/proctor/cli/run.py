@@ -11,7 +11,7 @@ SECTIONS = {
     "Who sits the exam": ("agents", "models", "options", "predictions", "declaration"),
     "What is asked": ("select", "split", "attempts", "seed", "limits", "stop_when"),
     "What is changed": ("ablate", "perturb", "tool_faults", "faults", "condition"),
-    "How it is run": ("allow_network", "concurrency", "output", "resume", "as_json"),
+    "How it is run": ("allow_network", "concurrency", "record_snapshots", "output", "resume", "as_json"),
 }
 
 
@@ -115,6 +115,11 @@ class SectionedCommand(click.Command):
     "--stop-when",
     metavar="RULE",
     help="Stop as soon as the results suffice: difference[:alpha=0.05] or sprt:p0=0.6,p1=0.8.",
+)
+@click.option(
+    "--record-snapshots",
+    metavar="every|K",
+    help="Keep the sandbox's disk before every (K-th) step, to branch off there: proctor replay --from STEP.",
 )
 @click.option(
     "--concurrency",

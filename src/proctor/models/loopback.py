@@ -21,12 +21,17 @@ async def served(app: Any) -> AsyncIterator[str]:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
+        failure: BaseException | None = None
         async with anyio.create_task_group() as group:
             await group.start(_serve, _server(app), listener)
             try:
                 yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            except Exception as error:  # kept out of the group, which would wrap it
+                failure = error
             finally:
                 group.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
 
 
 def _server(app: Any) -> Any:

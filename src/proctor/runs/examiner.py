@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from proctor.agents.contract import Harness, Room
     from proctor.agents.room import BoundedRoom
+    from proctor.models.contract import ModelClient
     from proctor.runs.engine import Examiner
     from proctor.runs.plan import RunPlan, TrialPlan
     from proctor.runs.preparation import Preparation
@@ -152,6 +153,7 @@ class TrialExaminer:
         network = self._network(trial, services)
         try:
             async with self._desk.opened(trial, limits, record) as models:
+                client = self._snapshotting(models.client, box, record) if models else None
                 record.stages.enter(Stage.EXECUTION)
                 await enter_phase(box, network, "agent")
                 result = await run_harness(
@@ -160,7 +162,7 @@ class TrialExaminer:
                     task=trial.task,
                     recorder=record,
                     limits=limits,
-                    model=models.client if models else None,
+                    model=client,
                     access=models.access if models else None,
                     endpoint=models.endpoint if models and services else None,
                     instruction=trial.condition.instruction(trial.task, trial.seed),
@@ -184,6 +186,18 @@ class TrialExaminer:
     def _network(self, trial: TrialPlan, services: Mapping[str, object]) -> NetworkPolicy | None:
         """What the agent's sandbox may reach beside our services; None: it needs no carried network."""
         return policy_for(self._plan.network, trial.task.network.agent) or (NetworkPolicy() if services else None)
+
+    def _snapshotting(self, client: ModelClient, box: Sandbox, record: TrialRecord) -> ModelClient:
+        """The client, with fork points kept before it is asked, where the run wants them."""
+        every = self._plan.options.get("record_snapshots")
+        if not every:
+            return client
+        from proctor.runs.replay.snapshots import SnapshotKeeper, SnapshottingModel
+
+        def note(data: Mapping[str, object]) -> None:
+            record.events.write("snapshot", data)
+
+        return SnapshottingModel(client, SnapshotKeeper(record.directory, int(every), note), box, record)
 
     async def _collect(self, task: Task, box: Sandbox, record: TrialRecord) -> Collected:
         record.stages.enter(Stage.COLLECTION)

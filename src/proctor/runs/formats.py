@@ -324,6 +324,28 @@ class DiffFile(_Record):
     archive: str = "diff.tar.zst"
 
 
+class SnapshotItem(_Record):
+    """One fork point: the private layer before `step`. `file` in `snapshots/` is absent when `note` says why it was
+    not kept; several steps share one when nothing had changed. `processes` lived then, and are not in it."""
+
+    step: int
+    file: str | None = None
+    digest: str | None = None
+    size_bytes: int | None = None
+    processes: int = 0
+    took_s: float | None = None
+    note: str | None = None
+
+
+class SnapshotsFile(_Record):
+    """`snapshots.json`: the fork points of a trial, taken before every `every`-th step, `max_bytes` in all."""
+
+    version: Literal[1] = 1
+    every: int
+    max_bytes: int
+    snapshots: list[SnapshotItem] = []
+
+
 class StreamLine(_Record):
     """One captured stream of a command. `text` when it is UTF-8, else `base64`; `total` bytes were written, `dropped`
     not kept."""

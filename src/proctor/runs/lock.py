@@ -143,7 +143,7 @@ def _differences(old: RunLock, new: RunLock) -> Iterator[str]:
             yield f"{name}: {before} then, {now} now"
     before, now = ({one.name: one.model_dump() for one in lock.conditions} for lock in (old, new))
     if before != now:
-        yield f"conditions: {_first_difference(before, now)}"
+        yield f"conditions: {first_difference(before, now)}"
     tasks = {task.name: task for task in new.tasks}
     for task in old.tasks:
         found = tasks.pop(task.name, None)
@@ -154,7 +154,7 @@ def _differences(old: RunLock, new: RunLock) -> Iterator[str]:
         elif None not in (task.image_digest, found.image_digest) and task.image_digest != found.image_digest:
             yield f"image of task {task.name}: {task.image_digest} then, {found.image_digest} now"
         elif task.limits != found.limits:
-            yield f"limits of task {task.name}: {_first_difference(task.limits, found.limits)}"
+            yield f"limits of task {task.name}: {first_difference(task.limits, found.limits)}"
     yield from (f"task {name}: new" for name in tasks)
     agents = {agent.label: agent for agent in new.agents}
     for agent in old.agents:
@@ -162,16 +162,17 @@ def _differences(old: RunLock, new: RunLock) -> Iterator[str]:
         if other is None:
             yield f"agent {agent.label}: gone"
         elif other != agent:
-            yield f"agent {agent.label}: {_first_difference(agent.model_dump(), other.model_dump())}"
+            yield f"agent {agent.label}: {first_difference(agent.model_dump(), other.model_dump())}"
     yield from (f"agent {label}: new" for label in agents)
 
 
-def _first_difference(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> str:
+def first_difference(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> str:
+    """The first place at which two maps differ, as `key: then, now`."""
     for key in sorted(old.keys() | new.keys()):
         before, now = old.get(key), new.get(key)
         if before != now:
             if isinstance(before, dict) and isinstance(now, dict):
-                return _first_difference(before, now, f"{prefix}{key}.")
+                return first_difference(before, now, f"{prefix}{key}.")
             return f"{prefix}{key}: {before} then, {now} now"
     return "the same"
 

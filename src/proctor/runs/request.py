@@ -54,6 +54,7 @@ class Request:
     allow_network: str | None = None
     predictions: str | None = None
     stop_when: str | None = None
+    record_snapshots: str | None = None
     run_id: str = field(default_factory=lambda: new_id("run"))
 
 
@@ -80,6 +81,7 @@ def plan_request(request: Request) -> RunPlan:
         select=request.select,
         split=request.split,
         stop_when=request.stop_when,
+        record_snapshots=read_every(request.record_snapshots) if request.record_snapshots else None,
         predictions=os.path.abspath(request.predictions) if request.predictions is not None else None,
         predictions_digest=digest,
     )
@@ -112,6 +114,7 @@ def plan_again(lock: RunLock) -> RunPlan:
         select=select,
         split=lock.options.get("split"),
         stop_when=lock.options.get("stop_when"),
+        record_snapshots=lock.options.get("record_snapshots"),
         predictions=lock.predictions,
         predictions_digest=digest,
     )
@@ -130,6 +133,15 @@ def _agent_again(agent: Any) -> AgentSpec:
 def injected_by(harness: Harness) -> dict[str, str]:
     """Digests of what a harness brings into the sandbox."""
     return harness.injected if isinstance(harness, InstalledHarness) else {}
+
+
+def read_every(text: str) -> int:
+    """What `--record-snapshots` takes: `every`, or a number of steps. Raises ConfigError."""
+    if text == "every":
+        return 1
+    if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
+        raise ConfigError(f"{text!r} is neither `every` nor a number of steps", field="--record-snapshots")
+    return int(text)
 
 
 def load_datasets(sources: Sequence[str], select: Sequence[str], *, network: bool = False) -> list[Dataset]:
@@ -159,6 +171,7 @@ def _plan(
     select: Sequence[str],
     split: str | None,
     stop_when: str | None,
+    record_snapshots: int | None = None,
     condition: str | None,
     asked: Asked,
     **rest: Any,
@@ -178,6 +191,7 @@ def _plan(
     conditions = make_conditions(asked, condition, [entry.task for entry in entries])
     options: dict[str, Any] = {"select": list(select), "split": split}
     options |= {"stop_when": stop_when} if stop_when else {}
+    options |= {"record_snapshots": record_snapshots} if record_snapshots else {}
     options |= {"conditions": asked.as_json(), "condition_given": condition is not None} if asked else {}
     plan = RunPlan(
         dataset_name=one.name if one else "+".join(dataset.name for dataset in datasets),

@@ -17,7 +17,7 @@ from proctor.runs.transcript import steps_text
 from proctor.trajectories.atif import Trajectory, read_trajectory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from rich.console import Console
@@ -144,14 +144,15 @@ def _head(trial: TrialView) -> Iterator[tuple[str, str]]:
 def parent_of(trajectory: Trajectory) -> str:
     """One line on the trial that this one was made from; empty for a trial of an exam."""
     found = ((trajectory.extra or {}).get("proctor") or {}).get("parent")
-    if not isinstance(found, dict):
-        return ""
-    at = f" at step {found['step']}, restored by {found['restored']}" if found.get("step") else ""
-    what = {"branch": "a branch off", "model-calls": "made from the recorded answers of"}.get(
-        str(found.get("kind")), ""
-    )
-    change = f": {found['change']}" if found.get("change") else ""
-    return safe(f"parent: {what} {found.get('trial')} of {found.get('run_id')}{at}{change}")
+    return parent_line(found) if isinstance(found, dict) else ""
+
+
+def parent_line(parent: Mapping[str, Any]) -> str:
+    """The parent of a trial or of a run of such trials, as the lock has it."""
+    at = f" at step {parent['step']}, restored by {parent['restored']}" if parent.get("step") else ""
+    what = "a branch off" if parent.get("kind") == "branch" else "made from the recorded answers of"
+    change = f": {parent['change']}" if parent.get("change") else ""
+    return safe(f"parent: {what} {parent.get('trial')} of {parent.get('run_id')}{at}{change}")
 
 
 def _dropped(trial: TrialView) -> Iterator[tuple[str, str]]:

@@ -191,6 +191,10 @@ def print_run(console: Console, view: RunView, *, with_matrix: bool = True) -> N
     if len(view.conditions) > 1:
         plan += f", plain and under {len(view.conditions) - 1} conditions"
     console.print(Text(f"{head}, {plan}", style="bold"))
+    if view.lock.parent is not None:
+        from proctor.runs.story import parent_line
+
+        console.print(Text(parent_line(view.lock.parent.model_dump()), style="magenta"))
     console.print(comparison(rows))
     for line in (*weighted(view), *bounds(rows), *compat(view.trials, agents)):
         console.print(Text(line))

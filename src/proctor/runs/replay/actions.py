@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from proctor.agents.limits import LimitGuard
-from proctor.agents.room import BoundedRoom, RoomEvent
+from proctor.agents.room import HIDDEN, BoundedRoom, RoomEvent
 from proctor.common import RefusedError
 from proctor.runs.equipment import Equipment
 from proctor.runs.examiner import equipped_spec, wait_until_healthy
@@ -158,7 +158,8 @@ def check_replayable(recorded: Recorded, lines: list[ExecLine]) -> None:
             remedy="replay its model's answers: --model-calls",
         )
     for line in lines:
-        hidden = [name for name, value in (line.env or {}).items() if value == REDACTED]
+        hidden = [name for name, value in (line.env or {}).items() if value == REDACTED or HIDDEN in value]
+        hidden += ["an argument"] if any(HIDDEN in part for part in line.argv or ()) else []
         if hidden:
             raise RefusedError(
                 f"call {line.seq} was given {', '.join(hidden)}, whose value is a secret that no record keeps",
@@ -181,7 +182,9 @@ async def _repeat(
     """One replay in a sandbox of its own."""
     task = recorded.trial.task
     limits = trial_limits(recorded.trial, recorded.plan.limits)
-    spec = await equipped_spec(recorded.plan.run_id, recorded.trial, recorded.image, limits, Equipment(edge))
+    spec = await equipped_spec(
+        recorded.plan.run_id, recorded.trial, recorded.image, limits, Equipment(edge), recorded.kit
+    )
     async with await edge.create(spec) as box:
         await wait_until_healthy(box, task)
         player = Player(recorded, box, env)

@@ -35,6 +35,7 @@ def plan_of(recorded: Recorded, trials: Sequence[TrialPlan], parent: dict[str, A
         attempts=max(trial.attempt for trial in trials),
         conditions=(recorded.trial.condition,),
         options={},
+        gateway=None,
         parent={
             "run_id": recorded.result.run_id,
             "trial": recorded.result.trial_id,
@@ -49,7 +50,8 @@ async def carry_out(
     recorded: Recorded, plan: RunPlan, directory: Path, playback: Playback, on_event: OnEvent = lambda event: None
 ) -> Execution:
     """Run the plan, one trial after the other, into `directory`, which has to be empty or absent."""
-    preparation = Preparation({recorded.trial.task.name: recorded.image})
+    kits = {agent.label: recorded.kit for agent in plan.agents if recorded.kit}
+    preparation = Preparation({recorded.trial.task.name: recorded.image}, kits=kits)
     await to_thread.run_sync(_write_lock, directory, plan, preparation)
     async with opened(plan, preparation, playback) as examiner:
         return await execute(plan, directory, examiner, concurrency=1, on_event=on_event)
@@ -60,4 +62,4 @@ def _write_lock(directory: Path, plan: RunPlan, preparation: Preparation) -> Non
         raise ConfigError("not an empty directory", field=str(directory), remedy="choose another one with -o")
     with record_errors(str(directory)):
         directory.mkdir(parents=True, exist_ok=True)
-        write_lock(directory, make_lock(plan, preparation.images))
+        write_lock(directory, make_lock(plan, preparation.images, preparation.kit_digests))

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from proctor.models.contract import ModelFault
 from proctor.models.spec import is_loopback
+from proctor.runs.calls import unpacked
+from proctor.runs.replay.compare import Level
 from proctor.runs.replay.requests import Divergence, diverges
 from proctor.runs.replay.wire import chat_completion, chat_events
 
@@ -41,6 +43,8 @@ class Live:
     after: int
     reply: Mapping[str, Any] | None = None
     on_branch: Callable[[], Awaitable[None]] | None = None
+    seed: int | None = None
+    """The seed that live calls are made with, in place of the one that they ask for."""
     timeout_s: float = 600.0
 
 
@@ -53,10 +57,16 @@ class AnswerServer:
     asked: int = 0
     extra: int = 0
     divergences: list[Divergence] = field(default_factory=list)
+    counts: Sequence[ModelCallLine] = ()
+    """Recorded counts of tokens (of the messages protocol), which are no calls of the model."""
+    strayed: int = 0
+    """Requests of all trials that were not as recorded although they came before the branch."""
+    _counted: int = 0
 
-    def begin(self) -> None:
-        """Forget what was asked: a new trial begins."""
-        self.asked = self.extra = 0
+    def begin(self, live: Live | None = None) -> None:
+        """Forget what was asked: a new trial begins, which goes on at `live`, if at all."""
+        self.live = live
+        self.asked = self.extra = self._counted = 0
         self.divergences = []
 
     @property
@@ -91,33 +101,56 @@ class AnswerServer:
                 raise ValueError("not an object")
         except (ValueError, RecursionError) as error:
             return _refused(f"not a request: {error}")
+        if request.url.path.endswith("/count_tokens"):
+            return self._count_tokens(raw)
         number, self.asked = self.asked, self.asked + 1
         live = self.live
         if number < len(self.calls) and (live is None or number <= live.after):
             found = diverges(number + 1, self.calls[number].request, body)
             if found is not None:
                 self.divergences.append(found)
+                strays = live is not None and number < live.after and found.level is Level.DIFFERENT
+                self.strayed += strays
         if live is not None and number >= live.after:
             if number == live.after and live.on_branch is not None:
                 await live.on_branch()
             if number == live.after and live.reply is not None:
                 return _sent(live.reply, str(body.get("model")), body)
-            return await _forward(live, request, raw)
+            return await _forward(live, request, _seeded(raw, body, live.seed))
         if number >= len(self.calls):
             self.extra += 1
             return _refused(f"the record has {len(self.calls)} answers, and this is request {number + 1}")
-        return _recorded(self.calls[number], request.url.path, body)
+        return _recorded(self.calls[number], body)
+
+    def _count_tokens(self, raw: bytes) -> Response:
+        """A count that was recorded, in order; else an estimate: no answer of the model depends on it."""
+        from starlette.responses import JSONResponse
+
+        if self._counted < len(self.counts):
+            self._counted += 1
+            return JSONResponse(self.counts[self._counted - 1].response or {})
+        return JSONResponse({"input_tokens": len(raw) // 4})
 
 
-def _recorded(call: ModelCallLine, path: str, body: Mapping[str, Any]) -> Response:
-    from starlette.responses import Response
+def _recorded(call: ModelCallLine, body: Mapping[str, Any]) -> Response:
+    from starlette.responses import JSONResponse, Response
 
-    if call.response is None:
-        if call.fault == ModelFault.BAD_REPLY:
-            return Response(b"", 200, media_type="application/json")
-        code = "context_length_exceeded" if call.fault == ModelFault.CONTEXT else "replayed_error"
-        return _refused(f"as recorded: {call.error}", code=code)
-    return _sent(call.response, call.requested_model, body)
+    if call.stream is not None and body.get("stream"):
+        return Response(unpacked(call.stream), media_type="text/event-stream")
+    if call.response is not None and (call.protocol == "chat" or not body.get("stream")):
+        return (
+            _sent(call.response, call.requested_model, body) if call.protocol == "chat" else JSONResponse(call.response)
+        )
+    if call.response is not None:
+        return _refused(f"the record has no stream of this answer ({call.protocol})")
+    if call.fault == ModelFault.BAD_REPLY:
+        return Response((call.raw or "").encode(), 200, media_type="application/json")
+    if call.raw is not None and call.status is not None and 400 <= call.status < 500:
+        # What is tried again would only be tried again: it was the last word then.
+        status = 400 if call.status in (408, 409, 425, 429) else call.status
+        return Response(call.raw.encode(), status, media_type="application/json")
+    code = "context_length_exceeded" if call.fault == ModelFault.CONTEXT else "replayed_error"
+    return _refused(f"as recorded: {call.error}", code=code)
 
 
 def _sent(response: Mapping[str, Any], model: str, body: Mapping[str, Any]) -> Response:
@@ -134,6 +167,12 @@ def _refused(message: str, *, code: str = "replay") -> Response:
     from starlette.responses import JSONResponse
 
     return JSONResponse({"error": {"message": message, "type": "invalid_request_error", "code": code}}, 400)
+
+
+def _seeded(raw: bytes, body: Mapping[str, Any], seed: int | None) -> bytes:
+    if seed is None or "seed" not in body:
+        return raw
+    return json.dumps({**body, "seed": seed}).encode()
 
 
 async def _forward(live: Live, request: Request, raw: bytes) -> Response:

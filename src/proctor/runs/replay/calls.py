@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from proctor.agents.contract import Room
     from proctor.agents.room import BoundedRoom
-    from proctor.runs.formats import ExecLine, TrialResult
+    from proctor.runs.formats import ExecLine, ModelCallLine, TrialResult
     from proctor.runs.plan import TrialPlan
     from proctor.runs.record import TrialRecord
     from proctor.runs.replay.recorded import Recorded
@@ -83,12 +83,12 @@ class Beginning:
 
 async def replay_calls(recorded: Recorded, directory: Path | None = None) -> CallReplay:
     """Run the trial again on its recorded answers. The new record is kept in `directory`, if one is given."""
-    calls = list(recorded.calls())
+    calls, counts = calls_of(recorded)
     model = recorded.trial.agent.model
     if not calls or model is None:
         raise RefusedError("no call of a model is on record", field=recorded.result.trial_id,
                            remedy="replay what it did: --actions")  # fmt: skip
-    server = AnswerServer(calls)
+    server = AnswerServer(calls, counts=counts)
     async with served(server.app) as url, _kept(directory) as place:
         agent = replace(recorded.trial.agent, model=replace(model, base_url=f"{url}/v1", api_key_env=None))
         trial = replace(recorded.trial, agent=agent)
@@ -106,6 +106,13 @@ async def replay_calls(recorded: Recorded, directory: Path | None = None) -> Cal
             observed=observed,
             disk=tuple(_disk(recorded.directory, record)),
         )
+
+
+def calls_of(recorded: Recorded) -> tuple[list[ModelCallLine], list[ModelCallLine]]:
+    """The calls of the model, and the counts of tokens beside them."""
+    lines = list(recorded.calls())
+    counts = [line for line in lines if line.protocol == "count_tokens"]
+    return [line for line in lines if line.protocol != "count_tokens"], counts
 
 
 @asynccontextmanager

@@ -9,8 +9,13 @@ import glob
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from anyio import to_thread
+
 from proctor.common import ConfigError, InfraError, RefusedError, digest_bytes
 from proctor.runs.formats import DiffFile, ExecLine, Format, ModelCallLine, RunLock, TrialResult, dump_json, parse
+from proctor.runs.lock import first_difference, lock_agent
+from proctor.runs.preparation import prepare_kits
+from proctor.runs.progress import LineProgress
 from proctor.runs.record import read_lines
 from proctor.runs.story import TrialView, find_trial, read_trial
 from proctor.runs.summary import read_run
@@ -21,8 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from proctor.runs.formats import AgentLock
-    from proctor.runs.plan import RunPlan, TrialPlan
-    from proctor.sandbox.contract import Image
+    from proctor.runs.plan import AgentSpec, RunPlan, TrialPlan
+    from proctor.sandbox.contract import Image, Layer
     from proctor.sandbox.images import ImageStore
     from proctor.tasks.model import Task
 
@@ -38,6 +43,10 @@ class Recorded:
     image: Image
     digest: str | None
     """The digest of the record, as the ledger has it."""
+    kit: tuple[Layer, ...] = ()
+    """The agent's toolkit, which lies above the image."""
+    notes: tuple[str, ...] = ()
+    """What about the agent is not as it was then; it does not hinder a replay, but may explain what it finds."""
 
     @property
     def directory(self) -> Path:
@@ -100,6 +109,8 @@ async def find_recorded(
 
     Raises ConfigError for what is not there, RefusedError for what is not as it was: the record, the task or the image.
     """
+    from proctor.sandbox import ImageStore
+
     view = read_run(run)
     if view.lock.mode != "agents":
         raise RefusedError(f"a run of {view.lock.mode} has no agent that could do anything again", field=str(run))
@@ -108,9 +119,26 @@ async def find_recorded(
         raise RefusedError("the record was changed since it was committed", field=str(found.directory),
                            remedy="restore it; its digest is in the ledger")  # fmt: skip
     plan, planned = _plan_of(view.lock, found.result, tasks)
-    image = await _image_of(view.lock, planned.task, store)
+    shelf = store if store is not None else await to_thread.run_sync(lambda: ImageStore())
+    image = await _image_of(view.lock, planned.task, shelf)
+    kits = await prepare_kits(plan, shelf, LineProgress(lambda line: None))
+    kit = kits.get(planned.agent.label, ())
     rows = [row.data["record"] for row in view.ledger.of("ended") if row.data["trial"] == found.result.trial_id]
-    return Recorded(found, view.lock, plan, planned, image, rows[-1] if rows else None)
+    notes = _notes(view.lock, planned.agent, [layer.digest or "" for layer in kit])
+    return Recorded(found, view.lock, plan, planned, image, rows[-1] if rows else None, kit, notes)
+
+
+def _notes(lock: RunLock, agent: AgentSpec, kit: list[str]) -> tuple[str, ...]:
+    """How harness, options and what they name differ from what the lock has."""
+    then = next(one for one in lock.agents if one.label == agent.label)
+    now = lock_agent(agent, kit)
+    pairs = [
+        ("harness", then.harness.model_dump(), now.harness.model_dump()),
+        ("options", then.options, now.options),
+        ("files of options", then.option_digests, now.option_digests),
+    ]
+    return tuple(f"the agent's {name} are not as they were: {first_difference(before, after)}"
+                 for name, before, after in pairs if before != after)  # fmt: skip
 
 
 def _plan_of(lock: RunLock, result: TrialResult, tasks: Path | None) -> tuple[RunPlan, TrialPlan]:
@@ -148,8 +176,7 @@ def without_key(agent: AgentLock) -> AgentLock:
     return agent.model_copy(update={"model": agent.model.model_copy(update={"api_key_env": None})})
 
 
-async def _image_of(lock: RunLock, task: Task, store: ImageStore | None) -> Image:
-    from proctor.sandbox import ImageStore
+async def _image_of(lock: RunLock, task: Task, store: ImageStore) -> Image:
     from proctor.tasks.environment import prepare
 
     locked = next(one for one in lock.tasks if one.name == task.name)
@@ -157,7 +184,7 @@ async def _image_of(lock: RunLock, task: Task, store: ImageStore | None) -> Imag
         raise RefusedError(f"the run had no image for task {task.name}", field="run.json")
     name = f"image {locked.image_ref} ({locked.image_digest}) of task {task.name}"
     try:
-        image = await prepare(task, store=store or ImageStore())
+        image = await prepare(task, store=store)
     except (ImageError, InfraError, TimeoutError) as error:
         raise RefusedError(f"{name} cannot be had: {error}", field="image",
                            remedy="import it, or build it as it was") from error  # fmt: skip

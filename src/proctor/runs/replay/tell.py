@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from proctor.runs.replay.actions import ActionReplay, First, Repeat
+    from proctor.runs.replay.branch import Branches
     from proctor.runs.replay.calls import CallReplay
     from proctor.runs.replay.compare import Difference
     from proctor.runs.replay.disk import DiskDifference
@@ -179,3 +180,57 @@ def calls_json(done: CallReplay) -> dict[str, Any]:
         "levels": [str(level) for _, _, level, _ in done.observed],
         "disk": [asdict(one) for one in done.disk],
     }
+
+
+def branches_text(done: Branches) -> Iterator[tuple[str, str]]:
+    """What came of branches as (style, line) pairs."""
+    yield "bold", f"branches off step {done.step}, restored by {done.restored}: {safe(done.change)}"
+    for arm, results in done.arms.items():
+        for result in results:
+            detail = f" ({safe(result.detail)})" if result.detail else ""
+            yield "", f"  {arm} {result.attempt}: {result.outcome}, {result.steps} steps{detail}"
+    if done.worth is not None and done.worth.estimate is not None:
+        estimate = done.worth.estimate
+        interval = estimate.interval()
+        pairs = len(done.worth.pairs)
+        means = [sum(side) / pairs for side in zip(*done.worth.pairs, strict=True)]
+        yield "", f"mean score: {means[0]:.3f} with the change, {means[1]:.3f} without, over {pairs} pairs"
+        yield (
+            "bold",
+            f"the change was worth {estimate.point:+.3f} ({interval.low:+.3f} to {interval.high:+.3f}, 95 %, "
+            f"{estimate.formula})",
+        )
+        if interval.low <= 0 <= interval.high:
+            yield "yellow", "the interval holds 0: so many branches do not tell it from nothing"
+    for note in done.notes:
+        yield "yellow", f"note: {safe(note)}"
+    yield "", f"record: {done.directory}"
+    yield "", f"next:   proctor show {done.directory}"
+
+
+def branches_json(done: Branches) -> dict[str, Any]:
+    """What came of branches as JSON."""
+    worth = None
+    if done.worth is not None and done.worth.estimate is not None:
+        estimate, interval = done.worth.estimate, done.worth.estimate.interval()
+        worth = {
+            "pairs": [list(pair) for pair in done.worth.pairs],
+            "difference": estimate.point,
+            "low": interval.low,
+            "high": interval.high,
+            "level": interval.level,
+            "formula": estimate.formula,
+        }
+    return {
+        "step": done.step,
+        "change": done.change,
+        "restored": done.restored,
+        "directory": str(done.directory),
+        "trials": [
+            {"trial": one.trial_id, "arm": arm, "attempt": one.attempt, "outcome": str(one.outcome), "steps": one.steps,
+             "rewards": one.rewards, "detail": one.detail}
+            for arm, results in done.arms.items() for one in results
+        ],
+        "worth": worth,
+        "notes": list(done.notes),
+    }  # fmt: skip
