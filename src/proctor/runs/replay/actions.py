@@ -7,7 +7,7 @@ the same bounded room as the agent's did, so what is compared was made the same 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from proctor.common import RefusedError
 from proctor.runs.equipment import Equipment
 from proctor.runs.examiner import equipped_spec, wait_until_healthy
 from proctor.runs.formats import DiffItem
+from proctor.runs.network import enter_phase, policy_for
 from proctor.runs.plan import trial_limits
 from proctor.runs.record import REDACTED, exec_line
 from proctor.runs.replay.compare import Cause, Difference, Judgement, Level, compare, judge
@@ -182,11 +183,13 @@ async def _repeat(
     """One replay in a sandbox of its own."""
     task = recorded.trial.task
     limits = trial_limits(recorded.trial, recorded.plan.limits)
-    spec = await equipped_spec(
-        recorded.plan.run_id, recorded.trial, recorded.image, limits, Equipment(edge), recorded.kit
-    )
-    async with await edge.create(spec) as box:
+    run_id, image, kit = recorded.plan.run_id, recorded.image, recorded.kit
+    spec = await equipped_spec(run_id, recorded.trial, image, limits, Equipment(edge), kit)
+    network = policy_for(recorded.plan.network, task.network.agent)
+    spec = replace(spec, network=network) if network is not None else spec
+    async with await edge.create(spec, faults=recorded.trial.condition.network_faults) as box:
         await wait_until_healthy(box, task)
+        await enter_phase(box, network, "agent")
         player = Player(recorded, box, env)
         observed = []
         for line in lines:
