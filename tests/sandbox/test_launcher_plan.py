@@ -216,7 +216,7 @@ def test_every_cut_of_a_plan_is_refused(decode: Decoder, tmp_path: Path) -> None
         (10, bytes(7)),
         (10, b""),
         (11, struct.pack("<I", 2)),
-        (13, struct.pack("<I", 2)),
+        (13, struct.pack("<I", 4)),
     ],
 )
 def test_a_field_that_cannot_be_true_is_refused(decode: Decoder, tmp_path: Path, tag: int, value: bytes) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from proctor.sandbox.contract import (
     Backend,
+    CommandInfo,
     DiffEntry,
     DiskDriver,
     EndReason,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Backend",
+    "CommandInfo",
     "DiffEntry",
     "DiskDriver",
     "Edge",

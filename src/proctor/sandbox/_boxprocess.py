@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
+    from proctor.sandbox._durable import Commands
     from proctor.sandbox.box import Box
     from proctor.sandbox.contract import ExecResult, Process
+    from proctor.sandbox.native.channel import GuestChannel
     from proctor.sandbox.runtimes.contract import Incarnation
 
 
@@ -21,10 +23,11 @@ class BoxProcess:
         self._process = process
         self.exec_id = process.exec_id
 
-    async def output(self) -> AsyncIterator[tuple[Literal["stdout", "stderr"], bytes]]:
-        """Chunks as they arrive. Not reading them stops the command (back-pressure)."""
+    async def output(self, since: int = 0) -> AsyncIterator[tuple[Literal["stdout", "stderr"], bytes]]:
+        """Chunks as they arrive, from the offset `since` of each stream; not reading them stops a command that is not
+        durable (back-pressure)."""
         async with self._box._busy(self._guest):
-            async for chunk in self._process.output():
+            async for chunk in self._process.output(since):
                 yield chunk
 
     async def write_stdin(self, data: bytes) -> None:
@@ -51,3 +54,20 @@ class BoxProcess:
         """Wait for the end of the command."""
         async with self._box._busy(self._guest):
             return await self._process.wait()
+
+
+class DurableRunner:
+    """Runs one command of a durable sandbox."""
+
+    def __init__(self, commands: Commands, channel: GuestChannel, request_id: str | None) -> None:
+        self._commands = commands
+        self._channel = channel
+        self._request_id = request_id
+
+    async def exec(self, command: str | Sequence[str], **options: Any) -> ExecResult:
+        """Run it to its end, once for each request id."""
+        return await self._commands.exec(self._channel, command, request_id=self._request_id, **options)
+
+    async def start(self, command: str | Sequence[str], **options: Any) -> Process:
+        """Start it, once for each request id."""
+        return await self._commands.start(self._channel, command, request_id=self._request_id, **options)

@@ -25,6 +25,19 @@ POINTS = (
     "stop:before-directory",
 )
 
+DURABLE_POINTS = (
+    "create:after-record",
+    "create:after-live",
+    "exec:after-record",
+    "exec:after-send",
+    "exec:after-spool",
+    "exec:before-done",
+    "adopt:after-channel",
+    "adopt:after-hello",
+    "leave:after-channel",
+)
+"""Those that only a durable Edge reaches."""
+
 _chosen = os.environ.get("PROCTOR_FAULT")
 
 

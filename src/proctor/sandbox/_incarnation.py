@@ -63,6 +63,10 @@ class Counters:
         self._last = self.read()
         return self._last
 
+    def recall(self, baseline: tuple[int, ...]) -> object:
+        """A baseline that an earlier Edge took."""
+        return _Baseline(*baseline)
+
     def after(self, baseline: object, result: ExecResult) -> EndReason | None:
         """Which limit a failed command ran into while it ran, by the kernel's own count; None when into none."""
         assert isinstance(baseline, _Baseline)

@@ -10,6 +10,7 @@ from proctor.sandbox.native.plan import Bind, Limits, LoopUpper, MemoryUpper, Pl
 from proctor.sandbox.native.seccomp import program
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from proctor.sandbox.contract import Image, Resources, SandboxSpec
@@ -45,13 +46,41 @@ def check(spec: SandboxSpec) -> None:
             raise ConfigError(f"must be above zero, not {limit}", field=f"lifecycle.{name}")
 
 
+def check_durable(spec: SandboxSpec, *, durable_edge: bool, objects: Mapping[str, object]) -> None:
+    """Refuse what a sandbox cannot take beyond its Edge. `objects`: what of this process it was to depend on, by
+    name."""
+    if not spec.lifecycle.durable:
+        return
+    field = "lifecycle.durable"
+    if not durable_edge:
+        raise RefusedError("this Edge ends its sandboxes with itself", field=field, remedy="use Edge(durable=True)")
+    if spec.runtime != "native":
+        raise RefusedError(f"{spec.runtime} ends its sandboxes with their Edge", field=field, remedy="use native")
+    for name, given in objects.items():
+        if given:
+            raise RefusedError(
+                f"{name} are of this process and end with it", field=field, remedy=f"make it tied, or without {name}"
+            )
+    if not isinstance(spec.network, str) and any(rule.restricted for rule in spec.network.rules):
+        raise RefusedError(
+            "methods and paths need a certificate authority, which ends with its process",
+            field=field,
+            remedy="make it tied, or name hosts and ports only",
+        )
+
+
 def is_open(spec: SandboxSpec) -> bool:
     """Whether the sandbox shares the machine's network."""
     return spec.network == "open" if isinstance(spec.network, str) else spec.network.mode == "open"
 
 
 def make_plan(
-    name: str, spec: SandboxSpec, image: Image, layers: tuple[Path | int, ...], image_file: Path | None
+    name: str,
+    spec: SandboxSpec,
+    image: Image,
+    layers: tuple[Path | int, ...],
+    image_file: Path | None,
+    durable_until_ms: int | None = None,
 ) -> Plan:
     """The plan of one incarnation. `layers`: paths or open descriptors; `image_file`: the loop image, if any."""
     resources = spec.resources
@@ -71,6 +100,7 @@ def make_plan(
         hostname=spec.hostname,
         binds=tuple(Bind(mount.source, mount.target) for mount in (*image.mounts, *spec.mounts)),
         network="open" if is_open(spec) else "none",
+        durable_until_ms=durable_until_ms,
     )
 
 

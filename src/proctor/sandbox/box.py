@@ -17,9 +17,11 @@ from anyio.lowlevel import checkpoint
 from proctor.common import ConfigError, InfraError, ProctorError, RefusedError
 from proctor.sandbox import layers as layer_tools
 from proctor.sandbox._boxnet import NetworkedBox
-from proctor.sandbox._boxprocess import BoxProcess
+from proctor.sandbox._boxprocess import BoxProcess, DurableRunner
 from proctor.sandbox._environment import TERMINAL, default_environment, default_user
+from proctor.sandbox._faults import point
 from proctor.sandbox.contract import (
+    CommandInfo,
     DiffEntry,
     EndReason,
     ExecResult,
@@ -45,9 +47,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
+    from proctor.sandbox._durable import Commands
     from proctor.sandbox._timers import Timer
     from proctor.sandbox.contract import Sandbox
     from proctor.sandbox.edge import Edge
+    from proctor.sandbox.native.channel import GuestChannel
     from proctor.sandbox.net.boundary import Boundary
     from proctor.sandbox.runtimes.contract import Incarnation
 
@@ -86,6 +90,10 @@ class Box(NetworkedBox):
         self._detail = ""
         self._ended = anyio.Event()
         self._timers: builtins.list[Timer] = []
+        self._commands: Commands | None = None
+        """Those of a durable sandbox, which survive this object."""
+        self._ends_ms = 0
+        self._request: str | None = None
         self._running = 0
         self._last_use = anyio.current_time()
 
@@ -115,11 +123,12 @@ class Box(NetworkedBox):
         limit: OutputLimit = OutputLimit(),  # noqa: B008, RUF100 - frozen value
         report_fd: int | None = None,
         keep: bool = False,
+        request_id: str | None = None,
     ) -> ExecResult:
         """Run a command to its end (see the contract)."""
         async with self._use() as guest:
             self._history.execs += 1
-            return await guest.channel.exec(
+            return await self._runner(guest, request_id).exec(
                 command,
                 env={**self._environment, **env} if env else self._environment,
                 cwd=cwd or self._workdir,
@@ -141,11 +150,12 @@ class Box(NetworkedBox):
         user: str | None = None,
         keep: bool = False,
         pty: tuple[int, int] | None = None,
+        request_id: str | None = None,
     ) -> Process:
         """Start a command and return at once (see the contract)."""
         async with self._use() as guest:
             self._history.execs += 1
-            process = await guest.channel.start(
+            process = await self._runner(guest, request_id).start(
                 command,
                 env={**({} if pty is None else TERMINAL), **self._environment, **(env or {})},
                 cwd=cwd or self._workdir,
@@ -154,6 +164,33 @@ class Box(NetworkedBox):
                 pty=pty,
             )
         return BoxProcess(self, guest, process)
+
+    def _runner(self, guest: Incarnation, request_id: str | None) -> GuestChannel | DurableRunner:
+        """What runs a command: the guest's channel, or the memory of a durable sandbox above it."""
+        if self._commands is not None:
+            return DurableRunner(self._commands, guest.channel, request_id)
+        if request_id is not None:
+            raise RefusedError(
+                "only a durable sandbox remembers its commands", field="request_id", remedy="lifecycle.durable"
+            )
+        return guest.channel
+
+    async def commands(self) -> builtins.list[CommandInfo]:
+        """The commands of a durable sandbox that run or are remembered, oldest first."""
+        async with self._use(active=False) as guest:
+            return self._remembered().infos(guest.channel)
+
+    async def attach(self, exec_id: int) -> Process:
+        """A command of a durable sandbox again, whoever started it; `output(since)` reads from any offset."""
+        async with self._use(active=False) as guest:
+            return BoxProcess(self, guest, self._remembered().process(exec_id, guest.channel))
+
+    def _remembered(self) -> Commands:
+        if self._commands is None:
+            raise RefusedError(
+                "only a durable sandbox remembers its commands", field="lifecycle.durable", remedy="make it durable"
+            )
+        return self._commands
 
     # --- files ------------------------------------------------------------------------------------------------------
 
@@ -382,6 +419,8 @@ class Box(NetworkedBox):
 
     async def _explain(self, guest: Incarnation, lost: SandboxLost) -> SandboxLost:
         """Why a call was cut off: the sandbox's own end, once that is known, or a change of incarnation."""
+        if lost.reason is EndReason.EDGE_LOST:
+            return lost  # it lives on without us
         if self._reason is None and guest is not self._live:
             return SandboxLost(f"sandbox {self.id} was reset or frozen meanwhile", reason=EndReason.KILLED)
         with anyio.move_on_after(_END_DEADLINE_S):
@@ -424,6 +463,9 @@ class Box(NetworkedBox):
         live = await self._edge._launch(self, self._history.incarnation, self._stack)
         self._live = live
         self._history.mechanisms = live.mechanisms
+        if self._commands is not None:
+            self._edge._estate.note_live(self)
+            point("create:after-live")
         if live.channel.lost is not None:
             # It was lost before it was ours to notice.
             await self._end_incarnation()
@@ -437,6 +479,19 @@ class Box(NetworkedBox):
                 if len(self._stack) <= len(self.image.layers):
                     raise
         self._last_use = anyio.current_time()
+
+    def leave(self) -> bool:
+        """Leave a durable sandbox to the next Edge; False when it is ending or has ended."""
+        live = self._live
+        if live is None or self._reason is not None or self._commands is None:
+            return False
+        self._live = None
+        live.channel.detach()
+        live.close_counters()
+        self._edge._burial.discard(live.descriptors())
+        self._commands.close()
+        point("leave:after-channel")
+        return True
 
     async def _end_incarnation(self) -> None:
         live, self._live = self._live, None
@@ -470,6 +525,8 @@ class Box(NetworkedBox):
             self._history.end_detail = self._detail
             self._history.ended_at = now()
             await self._end_network()
+            if self._commands is not None:
+                self._commands.close()
             self._edge._forget(self)
             self._ended.set()
 

@@ -66,6 +66,9 @@ class Lifecycle:
 
     ttl_s: float | None = 3600.0
     idle_timeout_s: float | None = None
+    durable: bool = False
+    """It outlives its Edge (which must be durable too), and the next one takes it over. Without an Edge `ttl_s`
+    holds on; `idle_timeout_s` begins anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +267,25 @@ class Receipt:
     why. Empty without one."""
 
 
+@dataclass(frozen=True, slots=True)
+class CommandInfo:
+    """One line of `ps`: a command that runs, or that has ended and is remembered."""
+
+    exec_id: int
+    argv: tuple[str, ...]
+    started_at: str
+    running: bool
+    background: bool
+    """It has ended and left something behind that lives on."""
+    exit_code: int | None
+    signal: int | None
+    reason: EndReason | None
+    stdout_bytes: int
+    stderr_bytes: int
+    request_id: str | None
+    pty: bool
+
+
 OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
 
 
@@ -272,8 +294,9 @@ class Process(Protocol):
 
     exec_id: int
 
-    def output(self) -> AsyncIterator[tuple[Literal["stdout", "stderr"], bytes]]:
-        """Chunks as they arrive. Not reading them stops the command (back-pressure)."""
+    def output(self, since: int = 0) -> AsyncIterator[tuple[Literal["stdout", "stderr"], bytes]]:
+        """Chunks as they arrive. Not reading them stops the command (back-pressure), unless it is durable: then output
+        is kept on the disk within its limit, and `since` is the offset in each stream to begin at."""
         ...
 
     async def write_stdin(self, data: bytes) -> None: ...
@@ -312,6 +335,7 @@ class Sandbox(Protocol):
         limit: OutputLimit = OutputLimit(),  # noqa: B008, RUF100 - frozen value
         report_fd: int | None = None,
         keep: bool = False,
+        request_id: str | None = None,
     ) -> ExecResult:
         """Run a command to its end. Text is given to `/bin/sh -c`; a sequence is executed as it is.
 
@@ -321,7 +345,8 @@ class Sandbox(Protocol):
         When the main process ends, everything it left behind is killed, so an exec has an end. With `keep`
         (an agent's shell tool, a service) what it left behind lives on and the call still returns when the
         main process has ended, with the output so far, even if a background job holds the streams open; a
-        time-out kills the whole group all the same.
+        time-out kills the whole group all the same. In a durable sandbox a `request_id` names the command: asking
+        again with it, also of a later Edge, gives the result of the first time.
         """
         ...
 
@@ -334,6 +359,7 @@ class Sandbox(Protocol):
         user: str | None = None,
         keep: bool = False,
         pty: tuple[int, int] | None = None,
+        request_id: str | None = None,
     ) -> Process:
         """Start a command and return at once.
 
@@ -341,6 +367,14 @@ class Sandbox(Protocol):
         in Docker exec). With `pty` the command gets a terminal of (columns, rows): its controlling one, its input, and
         all of its output (`stdout`); TERM is `xterm` unless `env` says otherwise.
         """
+        ...
+
+    async def commands(self) -> builtins.list[CommandInfo]:
+        """The commands of a durable sandbox that run or are remembered, oldest first."""
+        ...
+
+    async def attach(self, exec_id: int) -> Process:
+        """A command of a durable sandbox again, whoever started it; `output(since)` reads from any offset."""
         ...
 
     async def read(self, path: str, *, max_bytes: int | None = None, user: str | None = None) -> bytes:

@@ -25,7 +25,7 @@ from proctor.sandbox._faults import point
 from proctor.sandbox._frozen import FrozenLayers
 from proctor.sandbox._images import ImageCache
 from proctor.sandbox._names import NameLayers
-from proctor.sandbox._plans import check
+from proctor.sandbox._plans import check, check_durable
 from proctor.sandbox._services import Services, Started
 from proctor.sandbox._timers import Timers
 from proctor.sandbox.box import Box
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from proctor.sandbox.net.secrets import Secret
     from proctor.sandbox.net.services import Service
     from proctor.sandbox.runtimes.contract import Incarnation
+    from proctor.sandbox.runtimes.native import Durability
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,8 @@ Ended = TypeVar("Ended")
 _HELLO_DEADLINE_S = 10.0
 _MACHINE_RECHECK_S = 1.0
 _MACHINE_FRESH_S = 0.1
+_IDS_PER_GENERATION = 1_000_000_000
+"""Sandboxes that one Edge can make before one that takes its place makes the first: names are never used twice."""
 _current: ContextVar[Edge | None] = ContextVar("proctor_edge", default=None)
 
 
@@ -81,8 +84,13 @@ class Edge:
         queue_deadline_s: float = 600.0,
         sweep_interval_s: float = 30.0,
         images: ImageStore | None = None,
+        durable: bool = False,
     ) -> None:
-        """`pool_size`: launch slots kept ready. `queue_deadline_s`: how long a create may wait for room."""
+        """`pool_size`: launch slots kept ready. `queue_deadline_s`: how long a create may wait for room.
+
+        `durable`: sandboxes with `lifecycle.durable` outlive this Edge, however it ends. If an earlier Edge of the same
+        home has left some, this one takes its place, name and sandboxes (one such Edge; `boxes` has them).
+        """
         self.home = (home or state_dir()).absolute()
         self._pool_size = pool_size
         self._queue_deadline_s = queue_deadline_s
@@ -93,6 +101,9 @@ class Edge:
         self._names = NameLayers(self.home)
         self._dialer: Dialer | None = None
         self._count = 0
+        self._durable = durable
+        self._left = False
+        self._requests: dict[str, anyio.Event | Box] = {}
         self._token: Token[Edge | None] | None = None
 
     # --- start and stop ---------------------------------------------------------------------------------------------
@@ -106,13 +117,14 @@ class Edge:
         self._timers = Timers()
         self._burial = Burial(buried=self._buried, urgent=self._queue.locked)
         async with AsyncExitStack() as stack:
-            self._directory = sweep.EdgeDirectory.create(self.home)
+            self._directory = self._find_directory()
             self.id = self._directory.id
             stack.push_async_callback(self._leave)
             point("start:after-lock")
             self._journal = Journal(self._directory.path / "journal.jsonl")
             stack.callback(self._journal.close)
-            self._runtimes = Runtimes(self.id, self.home, pool_size=self._pool_size)
+            durable: Durability = "adopting" if self._directory.adopted else "durable" if self._durable else "tied"
+            self._runtimes = Runtimes(self.id, self.home, pool_size=self._pool_size, durable=durable)
             stack.push_async_callback(self._stop_runtimes)
             await self._runtimes.get("native")
             point("start:after-launcher")
@@ -123,6 +135,8 @@ class Edge:
             stack.push_async_callback(self._end_all)
             for service in (self._timers.run, self._burial.run, self._sweep):
                 self._tasks.start_soon(service)
+            if self._directory.adopted:
+                await self._adopt()
             self._token = _current.set(self)
             self._resources = stack.pop_all()
         return self
@@ -140,7 +154,10 @@ class Edge:
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as ends:
                 for box in list(self._boxes.values()):
-                    ends.start_soon(self._end_logged, box, EndReason.CLOSED, "the Edge ended")
+                    if box.spec.lifecycle.durable and box.leave():
+                        self._left = self._runtimes.native.leaving = True
+                    else:
+                        ends.start_soon(self._end_logged, box, EndReason.CLOSED, "the Edge ended")
             self._burial.discard(self._frozen.close())
             await self._burial.finish()
 
@@ -151,10 +168,72 @@ class Edge:
 
     async def _leave(self) -> None:
         point("stop:before-directory")
-        if self._runtimes.leftovers():
+        if self._left or self._runtimes.leftovers():
             self._directory.release()  # the next sweep finishes what could not be finished
         else:
             self._directory.remove()
+
+    # --- durable ----------------------------------------------------------------------------------------------------
+
+    def _find_directory(self) -> sweep.EdgeDirectory:
+        """A new directory, or that of an Edge which has left durable sandboxes."""
+        if self._durable:
+            from proctor.sandbox import adoption
+
+            if (found := adoption.take_over(self.home)) is not None:
+                self._estate = adoption.Estate(found.path)
+                return found
+        made = sweep.EdgeDirectory.create(self.home)
+        if self._durable:
+            self._estate = adoption.Estate(made.path)
+        return made
+
+    async def _adopt(self) -> None:
+        from proctor.sandbox import adoption, journal_reader
+
+        self._count = self._directory.next_generation() * _IDS_PER_GENERATION
+        self._journal.resume()
+        await adoption.adopt(
+            self, self._runtimes.native.held, journal_reader.fold(journal_reader.read(self._journal.path))
+        )
+
+    async def _take_over(self, box: Box, incarnation: Incarnation) -> None:
+        """Serve the guest of an earlier Edge from now on. Raises SandboxLost; then the guest is to be killed."""
+        from proctor.sandbox import adoption
+
+        resources = box.spec.resources
+        self._images.hold(box._stack)
+        self._ledger.held[box.id] = Demand.of(resources, on_disk=incarnation.driver != "memory")
+        self._boxes[box.id] = box
+        box._live = incarnation
+        try:
+            with anyio.fail_after(_HELLO_DEADLINE_S):
+                await self._tasks.start(self._serve, box, incarnation)
+        except BaseException as error:
+            box._live = None
+            self._boxes.pop(box.id, None)
+            self._release(box.id)
+            incarnation.close_counters()
+            self._burial.discard(incarnation.descriptors())
+            if isinstance(error, TimeoutError):
+                raise SandboxLost("no answer", reason=EndReason.GUEST_LOST) from error
+            raise
+        box._carry(incarnation)
+        assert box._commands is not None
+        box._commands.settle()
+        for command in box._commands.running():
+            self._tasks.start_soon(box._commands.watch, command)
+        if box._request is not None:
+            self._requests[box._request] = box
+        self._wind_up(box, (box._ends_ms - adoption.boot_ms()) / 1000 if box._ends_ms else None)
+
+    def _wind_up(self, box: Box, ttl_s: float | None) -> None:
+        """Start a sandbox's clocks."""
+        at, idle_s = anyio.current_time(), box.spec.lifecycle.idle_timeout_s
+        if ttl_s is not None:
+            box._timers.append(self._timers.at(at + ttl_s, box._ttl_due))
+        if idle_s is not None:
+            box._timers.append(self._timers.at(at + idle_s, box._idle_due))
 
     # --- what callers use -------------------------------------------------------------------------------------------
 
@@ -168,13 +247,15 @@ class Edge:
         secrets: Mapping[str, Secret] | None = None,
         faults: FaultProfile | None = None,
         on_network: OnNetwork | None = None,
+        request_id: str | None = None,
     ) -> Box:
         """Make a sandbox; it waits for room up to `deadline_s` (default: the Edge's). Close it, or use `async with`.
 
         `on_admitted` is called between the wait for room and the launch.
         `services` answer names (whatever the policy says); `secrets` are tokens inside, variables by these names, and
         values at their hosts; `faults` break connections on purpose; `on_network` gets every event (docs/network.md).
-        They are kept over reset and fork.
+        They are kept over reset and fork. With a `request_id`, asking again gives the sandbox that the first call
+        made, as long as it lives (a durable one also from a later Edge).
         Raises RefusedError when the machine cannot honour the spec or had no room in time, ImageError, LaunchError.
         """
         if self._token is None:
@@ -182,6 +263,32 @@ class Edge:
         spec = spec or SandboxSpec()
         check(spec)
         carry = carried(spec, services, secrets, faults, on_network, self._get_dialer)
+        objects = {"services": services, "secrets": secrets, "faults": faults}
+        check_durable(spec, durable_edge=self._durable, objects=objects)
+        if request_id is None:
+            return await self._create(spec, deadline_s, on_admitted, carry, None)
+        while isinstance(known := self._requests.get(request_id), anyio.Event):
+            await known.wait()
+        if known is not None and known.ended is None:
+            return known
+        answered = self._requests[request_id] = anyio.Event()
+        try:
+            box = self._requests[request_id] = await self._create(spec, deadline_s, on_admitted, carry, request_id)
+        except BaseException:
+            del self._requests[request_id]
+            raise
+        finally:
+            answered.set()
+        return box
+
+    async def _create(
+        self,
+        spec: SandboxSpec,
+        deadline_s: float | None,
+        on_admitted: Callable[[], None] | None,
+        carry: Carry | None,
+        request_id: str | None,
+    ) -> Box:
         image = await self._images.resolve(spec.image)
         stack = (*image.layers, *spec.layers)
         self._images.hold(stack)
@@ -192,7 +299,7 @@ class Edge:
         except BaseException:
             self._release(box_id)
             raise
-        return await self._open(box_id, spec, image, stack, carry)
+        return await self._open(box_id, spec, image, stack, carry, request_id)
 
     @property
     def boxes(self) -> tuple[Box, ...]:
@@ -224,7 +331,13 @@ class Edge:
         return box_id
 
     async def _open(
-        self, box_id: str, spec: SandboxSpec, image: Image, stack: tuple[Layer, ...], carry: Carry | None
+        self,
+        box_id: str,
+        spec: SandboxSpec,
+        image: Image,
+        stack: tuple[Layer, ...],
+        carry: Carry | None,
+        request_id: str | None = None,
     ) -> Box:
         """Start a sandbox that has room. If it fails, the room is free again."""
         try:
@@ -234,13 +347,18 @@ class Edge:
             raise
         boundary = carry(box_id, self._tasks.start_soon) if carry is not None else None
         box = Box(self, box_id, spec, image, stack, boundary)
+        box._request = request_id
+        if spec.lifecycle.durable:
+            try:
+                box._commands = self._estate.open_box(box, request_id)
+            except BaseException:
+                self._burial.discard(self._frozen.release(stack))
+                self._release(box_id)
+                raise
+            point("create:after-record")
         self._boxes[box_id] = box
         await box._begin()
-        at, life = anyio.current_time(), spec.lifecycle
-        if life.ttl_s is not None:
-            box._timers.append(self._timers.at(at + life.ttl_s, box._ttl_due))
-        if life.idle_timeout_s is not None:
-            box._timers.append(self._timers.at(at + life.idle_timeout_s, box._idle_due))
+        self._wind_up(box, spec.lifecycle.ttl_s)
         return box
 
     # --- admission --------------------------------------------------------------------------------------------------
@@ -304,6 +422,8 @@ class Edge:
             stack,
             self._paths(box, stack),
             lambda: self._promise_disk(box.id, box.spec.resources),
+            durable_until_ms=box._ends_ms if box._commands is not None else None,
+            first_exec_id=box._commands.next_id if box._commands is not None else 1,
         )
         with self._burial.launching():
             self._journal.write(
@@ -414,6 +534,10 @@ class Edge:
         point("close:after-upper")
         self._note(box.id, State.CLOSED, reason=box.ended)
         box._forget_trust()
+        if box._commands is not None:
+            self._estate.remove(box.id)
+        if box._request is not None and self._requests.get(box._request) is box:
+            del self._requests[box._request]
         point("close:after-closed")
         self._boxes.pop(box.id, None)
         self._release(box.id)

@@ -53,23 +53,39 @@ class Journal:
         self.path = path
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._dirty = False
+        self._torn = False
         self._size = 0
         # The lines of sandboxes that have not ended: what a shorter journal has to hold.
         self._lines: dict[str, list[bytes]] = {}
+
+    def resume(self) -> None:
+        """Go on with what an earlier Edge wrote: its living sandboxes are ours now."""
+        for line in self.path.read_bytes().splitlines(keepends=True):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue  # torn: the disk was full
+            self._size += len(line)
+            if record["state"] == State.CLOSED:
+                self._lines.pop(record["sandbox"], None)
+            else:
+                self._lines.setdefault(record["sandbox"], []).append(line)
 
     def write(self, sandbox: str, state: State, **fields: Any) -> None:
         """Append one record. Raises InfraError when the disk is full: then the act must not be done."""
         # Built by hand, not through a model: this is on the path of every create. The reader checks each line strictly.
         record: dict[str, Any] = {"version": VERSION, "at": now(), "sandbox": sandbox, "state": state.value}
         record.update((key, value) for key, value in fields.items() if value not in (None, "", {}))
-        line = _encode(record).encode() + b"\n"
+        # After a torn record (a full disk), an empty line keeps the next one whole.
+        line = b"\n" * self._torn + _encode(record).encode() + b"\n"
         try:
             written = os.write(self._descriptor, line)
+            self._torn = written != len(line)
         except OSError as error:
             raise InfraError(
                 f"cannot write the journal {self.path}: {error.strerror}", remedy="free disk space"
             ) from error
-        if written != len(line):
+        if self._torn:
             raise InfraError(f"cannot write the journal {self.path}: the disk is full", remedy="free disk space")
         self._dirty = True
         self._size += written

@@ -5,6 +5,7 @@ Apart from the writer because an Edge only writes, and need not load what checks
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
@@ -37,7 +38,8 @@ class JournalRecord(BaseModel):
 
 
 def read(path: Path) -> Iterator[JournalRecord]:
-    """Records of a journal, oldest first. A torn last line (the disk was full) is passed over; others are errors."""
+    """Records of a journal, oldest first. Lines that are only begun (the disk was full) are passed over; others that
+    are no records are errors."""
     data = path.read_bytes()
     lines = data.split(b"\n")
     for number, line in enumerate(lines, 1):
@@ -46,9 +48,18 @@ def read(path: Path) -> Iterator[JournalRecord]:
         try:
             yield JournalRecord.model_validate_json(line)
         except ValueError as error:
-            if number == len(lines):
-                return
+            if number == len(lines) or _torn(line):
+                continue
             raise InfraError(f"{path}:{number}: not a journal record: {error}") from error
+
+
+def _torn(line: bytes) -> bool:
+    """Whether a line is the beginning of a record and no more."""
+    try:
+        json.loads(line)
+    except ValueError:
+        return line.startswith(b'{"version":')
+    return False
 
 
 def fold(records: Iterator[JournalRecord]) -> Mapping[str, JournalRecord]:

@@ -65,6 +65,8 @@ class History:
     peaks: Peaks = field(default_factory=Peaks)
     execs: int = 0
     incarnation: int = 0
+    adopted: int = 0
+    """How often another Edge has taken it over."""
     ended_at: str | None = None
     end_reason: EndReason | None = None
     end_detail: str = ""

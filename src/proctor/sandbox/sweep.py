@@ -2,7 +2,8 @@
 
 Two questions, asked at the start of every Edge and every 30 s:
 
-- *Whose Edge is dead?* Every Edge holds a lock on its directory while it lives. A directory whose lock is free, or a
+- *Whose Edge is dead?* Every Edge holds a lock on its directory while it lives, and so does a launcher that outlives
+  it (`doorbell`): its sandboxes wait for another Edge. A directory of which neither is held, or a
   control group named after this home without a directory, belongs to nobody: its processes, groups, disk images and the
   directory are removed. Groups of other homes are removed when they have held no process for ten minutes: a home may
   have been deleted with its Edge's last act undone.
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from proctor.common import InfraError
+from proctor.sandbox.native import doorbell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +51,8 @@ class EdgeDirectory:
     id: str
     path: Path
     _lock: int
+    adopted: bool = False
+    """An earlier Edge made it, whose durable sandboxes are now ours."""
 
     @classmethod
     def create(cls, home: Path) -> EdgeDirectory:
@@ -65,6 +69,32 @@ class EdgeDirectory:
             fcntl.flock(lock, fcntl.LOCK_EX)
             os.write(lock, f"{os.getpid()}\n".encode())
         return cls(edge_id, path, lock)
+
+    @classmethod
+    def reopen(cls, path: Path) -> EdgeDirectory | None:
+        """The directory of an Edge that is gone, locked by us; None when somebody else has it, or it is gone too."""
+        with _common_lock(path.parent):
+            try:
+                lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return None
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                return None
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        return cls(path.name, path, lock, adopted=True)
+
+    def next_generation(self) -> int:
+        """How many Edges have had this directory before us."""
+        path = self.path / "generation"
+        count = int(path.read_text()) + 1 if path.exists() else 1
+        part = path.with_suffix(".part")
+        part.write_text(str(count))
+        part.replace(path)
+        return count
 
     def remove(self) -> None:
         """Remove the directory and let go of the lock."""
@@ -114,6 +144,11 @@ def edges(home: Path) -> list[Path]:
         return []
 
 
+def orphans(home: Path) -> list[Path]:
+    """Directories of Edges of this home that are gone and whose sandboxes live on."""
+    return [path for path in edges(home) if owner(path) is None and doorbell.is_home(path)]
+
+
 async def sweep_dead(home: Path, layout: CgroupLayout) -> list[str]:
     """Remove all that dead Edges of this home have left; returns their ids."""
     removed = []
@@ -140,7 +175,11 @@ def _dead(home: Path, layout: CgroupLayout, tag: str) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _common_lock(folder):
         known = {path.name: path for path in edges(home)}
-        dead = [name for name, path in known.items() if name.startswith(tag) and owner(path) is None]
+        dead = [
+            name
+            for name, path in known.items()
+            if name.startswith(tag) and owner(path) is None and not doorbell.is_home(path)
+        ]
         dead += [name for name in layout.edges() if name.startswith(tag) and name not in known]
     return dead
 

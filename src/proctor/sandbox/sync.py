@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from proctor.sandbox.contract import (
+    CommandInfo,
     DiffEntry,
     EndReason,
     ExecResult,
@@ -58,8 +59,10 @@ class Process:
         self._process = process
         self._chunks = process.output()
 
-    def output(self) -> Iterator[Chunk]:
+    def output(self, since: int = 0) -> Iterator[Chunk]:
         """Chunks as they arrive; blocks until the next one."""
+        if since:
+            self._chunks = self._process.output(since)
         while True:
             try:
                 yield _run(self._portal, self._chunks.__anext__)
@@ -122,6 +125,7 @@ class Sandbox:
         limit: OutputLimit = OutputLimit(),  # noqa: B008, RUF100 - frozen value
         report_fd: int | None = None,
         keep: bool = False,
+        request_id: str | None = None,
     ) -> ExecResult:
         """Run a command to its end. `on_output` is called on the loop's thread."""
         return _run(
@@ -137,6 +141,7 @@ class Sandbox:
             limit=limit,
             report_fd=report_fd,
             keep=keep,
+            request_id=request_id,
         )
 
     def start(
@@ -148,10 +153,29 @@ class Sandbox:
         user: str | None = None,
         keep: bool = False,
         pty: tuple[int, int] | None = None,
+        request_id: str | None = None,
     ) -> Process:
         """Start a command and return at once."""
-        process = _run(self._portal, self._box.start, command, cwd=cwd, env=env, user=user, keep=keep, pty=pty)
+        process = _run(
+            self._portal,
+            self._box.start,
+            command,
+            cwd=cwd,
+            env=env,
+            user=user,
+            keep=keep,
+            pty=pty,
+            request_id=request_id,
+        )
         return Process(self._portal, process)
+
+    def commands(self) -> builtins.list[CommandInfo]:
+        """The commands of a durable sandbox that run or are remembered."""
+        return _run(self._portal, self._box.commands)
+
+    def attach(self, exec_id: int) -> Process:
+        """A command of a durable sandbox again."""
+        return Process(self._portal, _run(self._portal, self._box.attach, exec_id))
 
     def read(self, path: str, *, max_bytes: int | None = None, user: str | None = None) -> bytes:
         """The content of a file."""
@@ -252,11 +276,19 @@ class Edge:
         self._portal = None
         self._resources.__exit__(*error)
 
-    def create(self, spec: SandboxSpec | None = None) -> Sandbox:
+    def create(self, spec: SandboxSpec | None = None, *, request_id: str | None = None) -> Sandbox:
         """Make a sandbox; it is a context manager that closes it."""
         if self._portal is None:
             raise RuntimeError("the Edge is not open: use it in a `with` statement")
-        return Sandbox(self._portal, _run(self._portal, self._edge.create, spec or SandboxSpec()))
+        made = _run(self._portal, self._edge.create, spec or SandboxSpec(), request_id=request_id)
+        return Sandbox(self._portal, made)
+
+    @property
+    def boxes(self) -> builtins.list[Sandbox]:
+        """The living sandboxes, those included that an earlier durable Edge has left."""
+        if self._portal is None:
+            raise RuntimeError("the Edge is not open: use it in a `with` statement")
+        return [Sandbox(self._portal, box) for box in self._edge.boxes]
 
 
 @contextmanager

@@ -332,3 +332,9 @@ int connection_event(uint32_t id, uint32_t events) {
     make_ready(connection);
     return (events & EPOLLOUT) && connection->used > 0 ? flush(connection) : 0;
 }
+
+void connections_forget(void) {
+    for (size_t i = 0; i < CONNECTIONS_MAX; i++) {
+        if (connections[i].id != 0) close_connection(&connections[i], true);
+    }
+}

@@ -22,6 +22,9 @@ uint32_t connection_open(int fd, uint32_t request);
 int connection_dial(uint32_t request, const struct sockaddr_in *address);
 int connection_cancel(uint32_t request);
 
+/* Resets all. */
+void connections_forget(void);
+
 /* What the kernel says, what the host says. */
 int connection_event(uint32_t id, uint32_t events);
 int connection_frame(const struct frame *frame);

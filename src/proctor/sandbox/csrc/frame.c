@@ -67,6 +67,7 @@ static void put_header(uint8_t *to, enum frame_type type, uint32_t stream, uint8
 }
 
 int channel_put(struct channel *channel, enum frame_type type, uint32_t stream, uint8_t sub, const void *payload, uint32_t length) {
+    if (channel->fd < 0) return 0;
     if (length > FRAME_PAYLOAD_MAX || make_room(channel, FRAME_HEADER + length) < 0) return -1;
     put_header(channel->out + channel->out_end, type, stream, sub, length);
     if (length > 0) memcpy(channel->out + channel->out_end + FRAME_HEADER, payload, length);
@@ -75,7 +76,7 @@ int channel_put(struct channel *channel, enum frame_type type, uint32_t stream, 
 }
 
 uint8_t *channel_reserve(struct channel *channel) {
-    if (channel_room(channel) < CHANNEL_RESERVE + FRAME_HEADER + FRAME_PAYLOAD_MAX) return NULL;
+    if (channel->fd < 0 || channel_room(channel) < CHANNEL_RESERVE + FRAME_HEADER + FRAME_PAYLOAD_MAX) return NULL;
     if (make_room(channel, FRAME_HEADER + FRAME_PAYLOAD_MAX) < 0) return NULL;
     return channel->out + channel->out_end + FRAME_HEADER;
 }

@@ -41,10 +41,15 @@ enum frame_type {
     FRAME_REFUSED = 25,
     FRAME_NETWORK_LAST = 31,
     FRAME_RESIZE = 32,
+    FRAME_RESUME = 33, /* 33 to 35: guests that outlive their host (tell.c) */
+    FRAME_RESUMED = 34,
+    FRAME_DONE = 35,
 };
 
 /* Streams that the guest numbers: connections and name queries of the carried network. */
 #define GUEST_ID 0x80000000u
+
+enum hello_flags { HELLO_GROUPS = 1, HELLO_DURABLE = 2, HELLO_RESUMED = 4 };
 
 enum sub_stream { SUB_STDIN = 0, SUB_STDOUT = 1, SUB_STDERR = 2, SUB_REPORT = 3, SUB_COUNT = 4 };
 
@@ -95,7 +100,7 @@ size_t channel_room(const struct channel *channel);
 
 static inline int channel_pending(const struct channel *channel) { return channel->out_start != channel->out_end; }
 
-/* Queues one frame. The caller has made sure that it fits (CHANNEL_RESERVE); -1 if it does not, which is a bug. */
+/* Queues one frame; without a host it is dropped. The caller has made sure that it fits (CHANNEL_RESERVE); -1 if it does not, which is a bug. */
 int channel_put(struct channel *channel, enum frame_type type, uint32_t stream, uint8_t sub, const void *payload, uint32_t length);
 
 /* For data that is read straight into the queue: where its payload goes (NULL when a whole frame beside the reserve does not

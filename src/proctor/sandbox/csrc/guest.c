@@ -18,16 +18,18 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "attach.h"
 #include "net.h"
 #include "table.h"
+#include "tell.h"
 
 enum {
-    WATCH_MAX = 3 + EXECS_MAX * 6 + KEPT_MAX * 4,
+    WATCH_MAX = 4 + EXECS_MAX * 6 + KEPT_MAX * 4,
     TICK_MS = 2,
     KILLALL_MS = 20000,
 };
 
-enum watch_kind { WATCH_CHANNEL, WATCH_SIGNAL, WATCH_STATUS, WATCH_INPUT, WATCH_OUTPUT, WATCH_GROUP, WATCH_KEPT_PIPE, WATCH_KEPT_GROUP, WATCH_NET };
+enum watch_kind { WATCH_CHANNEL, WATCH_SIGNAL, WATCH_STATUS, WATCH_INPUT, WATCH_OUTPUT, WATCH_GROUP, WATCH_KEPT_PIPE, WATCH_KEPT_GROUP, WATCH_NET, WATCH_ATTACH };
 
 struct watch {
     uint8_t kind, sub;
@@ -41,9 +43,9 @@ static struct pollfd polls[WATCH_MAX];
 static struct watch watches[WATCH_MAX];
 static size_t watch_count;
 static struct exec_setup setup;
-static int signal_fd = -1;
+static int signal_fd = -1, attach_fd = -1;
 static uint32_t last_id;
-static bool killing_all;
+static bool killing_all, kill_all_unasked; /* unasked: the host that wanted it has gone */
 static int64_t kill_all_deadline;
 
 static struct {
@@ -70,14 +72,6 @@ int send_u32(enum frame_type type, uint32_t stream, uint8_t sub, uint32_t value)
     return channel_put(&guest_channel, type, stream, sub, payload, sizeof payload);
 }
 
-static int send_failed(uint32_t stream, int error, const char *step) {
-    uint8_t payload[4 + 60];
-    size_t length = strnlen(step, 60);
-    put_u32(payload, (uint32_t)error);
-    memcpy(payload + 4, step, length);
-    return channel_put(&guest_channel, FRAME_FAILED, stream, 0, payload, (uint32_t)(4 + length));
-}
-
 static struct exec *find_exec(uint32_t id) {
     for (size_t i = 0; i < EXECS_MAX; i++) {
         if (guest_execs[i].id == id) return &guest_execs[i];
@@ -92,7 +86,10 @@ static int keep_group(struct exec *exec) {
         struct kept *kept = &kept_groups[i];
         if (kept->id != 0) continue;
         *kept = (struct kept){.id = exec->id, .group = exec->group, .pipes = {-1, -1, -1, -1}};
-        for (int sub = SUB_STDOUT; sub < SUB_COUNT; sub++) kept->pipes[sub] = exec->outputs[sub].fd;
+        for (int sub = SUB_STDOUT; sub < SUB_COUNT; sub++) {
+            kept->pipes[sub] = exec->outputs[sub].fd;
+            exec->outputs[sub].fd = -1;
+        }
         return 0;
     }
     return -1;
@@ -108,7 +105,7 @@ static bool kept_full(void) {
 
 /* Moves an exec towards its end as far as it can go now. */
 static int advance(struct exec *exec) {
-    if (!exec->exited) return 0;
+    if (!exec->exited || exec->over) return 0;
     if (exec->emptying && !exec->empty) {
         int empty = group_is_empty(&exec->group);
         if (empty < 0) return -1;
@@ -122,9 +119,7 @@ static int advance(struct exec *exec) {
     bool kept = exec->keeping;
     for (uint8_t sub = SUB_STDOUT; sub < SUB_COUNT && !kept; sub++) close_fd(&exec->outputs[sub].fd); /* a kept one that was killed */
     if ((kept ? keep_group(exec) : group_release(&exec->group, setup.config->cgroup_fd)) < 0) return -1;
-    uint32_t id = exec->id;
-    exec->id = 0;
-    return send_u32(FRAME_CLOSED, id, 0, kept);
+    return tell_closed(exec, kept);
 }
 
 static int kill_group(struct exec *exec) {
@@ -151,30 +146,15 @@ static int read_status(struct exec *exec) {
         memcpy(exec->failed_step, message + 4, (size_t)got - 4);
         return 0;
     }
-    return exec->flags & EXEC_STARTED ? send_u32(FRAME_STARTED, exec->id, 0, (uint32_t)exec->pid) : 0;
-}
-
-static int send_exited(const struct exec *exec, uint32_t leftover) {
-    uint8_t payload[36];
-    int status = exec->wait_status;
-    const struct rusage *usage = &exec->usage;
-    put_u32(payload, WIFEXITED(status) ? (uint32_t)WEXITSTATUS(status) : (uint32_t)-1);
-    put_u32(payload + 4, WIFSIGNALED(status) ? (uint32_t)WTERMSIG(status) : 0);
-    put_u64(payload + 8, (uint64_t)usage->ru_utime.tv_sec * 1000000 + (uint64_t)usage->ru_utime.tv_usec);
-    put_u64(payload + 16, (uint64_t)usage->ru_stime.tv_sec * 1000000 + (uint64_t)usage->ru_stime.tv_usec);
-    put_u64(payload + 24, (uint64_t)usage->ru_maxrss);
-    put_u32(payload + 32, leftover);
-    return channel_put(&guest_channel, FRAME_EXITED, exec->id, 0, payload, sizeof payload);
+    return tell_started(exec);
 }
 
 /* A child that never ran its program. */
 static int fail_exec(struct exec *exec) {
-    uint32_t id = exec->id;
     if (end_input(exec, false) < 0) return -1;
     for (uint8_t sub = SUB_STDOUT; sub < SUB_COUNT; sub++) close_fd(&exec->outputs[sub].fd);
     if (group_release(&exec->group, setup.config->cgroup_fd) < 0) return -1;
-    exec->id = 0;
-    return send_failed(id, exec->failed_errno, exec->failed_step);
+    return tell_failed(exec);
 }
 
 /* The main process has ended. What it left behind is counted and killed, or kept. */
@@ -182,15 +162,19 @@ static int exec_exited(struct exec *exec) {
     exec->exited = true;
     if (exec->status_fd >= 0 && read_status(exec) < 0) return -1;
     if (exec->failed_step[0] != '\0') return fail_exec(exec);
+    if (exec->input.waiting) { /* killed before it had its terminal */
+        exec->input.waiting = false;
+        if (finish_output(exec, SUB_STDOUT, true) < 0) return -1;
+    }
     if (end_input(exec, (exec->flags & EXEC_STDIN) != 0) < 0) return -1;
     int empty = group_is_empty(&exec->group);
     if (empty < 0) return -1;
     if (!empty && (exec->flags & EXEC_KEEP) != 0 && !exec->killed && !killing_all && !kept_full()) {
         exec->keeping = true;
-        return send_exited(exec, 0) < 0 || limit_outputs(exec) < 0 ? -1 : advance(exec);
+        return tell_exited(exec, 0) < 0 || limit_outputs(exec) < 0 ? -1 : advance(exec);
     }
     int leftover = empty ? 0 : group_count(&exec->group);
-    if (leftover < 0 || send_exited(exec, (uint32_t)leftover) < 0) return -1;
+    if (leftover < 0 || tell_exited(exec, (uint32_t)leftover) < 0) return -1;
     exec->emptying = true;
     exec->empty = empty;
     if (exec->empty) return limit_outputs(exec) < 0 ? -1 : advance(exec);
@@ -222,15 +206,15 @@ static int start_exec(uint32_t id, struct exec_request *wanted) {
     struct exec *exec = find_exec(0);
     struct exec_pipes pipes = {.streams = {-1, -1, -1, -1}, .status = -1};
     const char *step = "table";
-    if (killing_all) return send_failed(id, EBUSY, "killall");
-    if (exec == NULL) return send_failed(id, EAGAIN, step);
+    if (killing_all) return tell_refused(id, EBUSY, "killall");
+    if (exec == NULL) return tell_refused(id, EAGAIN, step);
     *exec = (struct exec){.flags = wanted->flags};
-    if (group_create(&exec->group, setup.config->cgroup_fd, id) < 0) return send_failed(id, errno, "cgroup");
+    if (group_create(&exec->group, setup.config->cgroup_fd, id) < 0) return tell_refused(id, errno, "cgroup");
     exec->pid = exec_spawn(&setup, wanted, &exec->group, &pipes, &step);
     if (exec->pid < 0) {
         int error = errno;
         if (group_release(&exec->group, setup.config->cgroup_fd) < 0) return -1;
-        return send_failed(id, error, step);
+        return tell_refused(id, error, step);
     }
     exec->id = id;
     exec->status_fd = pipes.status;
@@ -239,6 +223,7 @@ static int start_exec(uint32_t id, struct exec_request *wanted) {
     for (int sub = 0; sub < SUB_COUNT; sub++) {
         int fd = sub == SUB_STDIN ? -1 : pipes.streams[sub];
         exec->outputs[sub] = (struct output){.fd = fd, .credit = WINDOW_INITIAL, .left = -1};
+        if (fd >= 0 || (exec->terminal && sub == SUB_STDOUT)) exec->subs |= (uint8_t)(1 << sub);
     }
     return 0;
 }
@@ -268,7 +253,7 @@ static int on_kill(const struct frame *frame) {
     uint32_t signal = get_u32(frame->payload);
     if (signal > 64) return -1;
     struct exec *exec = find_exec(frame->stream);
-    if (exec != NULL) {
+    if (exec != NULL && !exec->over) {
         if (signal == 0) return kill_group(exec) < 0 ? -1 : advance(exec);
         if (!exec->exited && kill(exec->pid, (int)signal) < 0 && errno != ESRCH) return -1;
         return 0;
@@ -289,10 +274,10 @@ static int on_stream(const struct frame *frame) {
         if (exec == NULL) return 0;
         if (credit > WINDOW_INITIAL || exec->outputs[frame->sub].credit + credit > WINDOW_INITIAL) return -1;
         exec->outputs[frame->sub].credit += credit;
-        return 0;
+        return tell_is_durable() ? tell_acknowledged(exec, frame->sub, credit) : 0;
     }
     if (frame->sub != SUB_STDIN || (frame->type == FRAME_EOF && frame->length != 0)) return -1;
-    if (exec == NULL) return 0;
+    if (exec == NULL || exec->over) return 0;
     if (frame->type == FRAME_DATA) return take_input(exec, frame);
     if ((exec->flags & EXEC_STDIN) == 0 || exec->input.ended) return -1;
     return finish_input(exec);
@@ -310,9 +295,16 @@ static int on_resize(const struct frame *frame) {
     return 0;
 }
 
+static int on_done(const struct frame *frame) {
+    struct exec *exec = find_exec(frame->stream);
+    if (frame->length != 0 || !tell_is_durable()) return -1;
+    return exec == NULL ? 0 : tell_done(exec); /* NULL: one that never had a place */
+}
+
 static int on_killall(const struct frame *frame) {
-    if (frame->stream != 0 || frame->length != 0 || killing_all) return -1;
+    if (frame->stream != 0 || frame->length != 0 || (killing_all && !kill_all_unasked)) return -1;
     killing_all = true;
+    kill_all_unasked = false;
     kill_all_deadline = now_ms() + KILLALL_MS;
     return 0;
 }
@@ -326,6 +318,7 @@ static int on_frame(const struct frame *frame) {
     case FRAME_CREDIT: return frame->stream == 0 || frame->stream > last_id ? -1 : on_stream(frame);
     case FRAME_KILL: return frame->stream == 0 || frame->stream > last_id ? -1 : on_kill(frame);
     case FRAME_RESIZE: return frame->stream == 0 || frame->stream > last_id ? -1 : on_resize(frame);
+    case FRAME_DONE: return frame->stream == 0 || frame->stream > last_id ? -1 : on_done(frame);
     case FRAME_KILLALL: return on_killall(frame);
     case FRAME_PING:
         if (frame->stream != 0 || frame->length != 8) return -1;
@@ -354,7 +347,12 @@ static int kept_advance(struct kept *kept) {
     if (group_release(&kept->group, setup.config->cgroup_fd) < 0) return -1;
     for (int sub = 0; sub < SUB_COUNT; sub++) close_fd(&kept->pipes[sub]);
     uint32_t id = kept->id;
+    struct exec *exec = find_exec(id);
     kept->id = 0;
+    if (exec != NULL && exec->over && exec->kept) { /* whoever is told of its end later is told that nothing lives on */
+        exec->kept = false;
+        if (!tell_closed_told(exec)) return 0;
+    }
     return channel_put(&guest_channel, FRAME_GONE, id, 0, NULL, 0);
 }
 
@@ -404,7 +402,53 @@ static int tick(void) {
     if (left < 0) return -2;
     if (left > 0 && now_ms() < kill_all_deadline) return TICK_MS;
     killing_all = false;
+    if (kill_all_unasked) return timeout;
     return send_u32(FRAME_KILLED, 0, 0, (uint32_t)left) < 0 ? -2 : timeout;
+}
+
+/* ---- hosts that come and go ---------------------------------------------------------------------------------------- */
+
+static int say_hello(uint32_t more) {
+    uint8_t hello[8];
+    put_u32(hello, PROTOCOL_VERSION);
+    put_u32(hello + 4, (setup.config->cgroup_fd >= 0 ? HELLO_GROUPS : 0u) | (tell_is_durable() ? HELLO_DURABLE : 0u) | more);
+    return channel_put(&guest_channel, FRAME_HELLO, 0, 0, hello, sizeof hello);
+}
+
+/* The host has gone, or has lied. -1 unless another can come. */
+static int hang_up(void) {
+    if (attach_fd < 0) return -1;
+    close_fd(&guest_channel.fd);
+    guest_channel.in_start = guest_channel.in_end = guest_channel.out_start = guest_channel.out_end = 0;
+    request.id = 0;
+    kill_all_unasked = killing_all;
+    net_forget();
+    return 0;
+}
+
+static int listen_to_host(void) { return read_host() < 0 ? hang_up() : 0; }
+
+static int speak(void) {
+    if (guest_channel.fd < 0) return 0;
+    if (channel_flush(&guest_channel) < 0) return hang_up();
+    if (tell_all() < 0) return -1;
+    return channel_flush(&guest_channel) < 0 ? hang_up() : 0;
+}
+
+static int take_channel(void) {
+    int fd = attach_receive(attach_fd);
+    if (fd < 0 && errno != 0) return 0;
+    if (fd < 0) { /* the launcher has ended, so nobody will come any more */
+        close_fd(&attach_fd);
+        return guest_channel.fd < 0 ? -1 : 0;
+    }
+    if (hang_up() < 0) return -1;
+    guest_channel.fd = fd;
+    if (say_hello(HELLO_RESUMED) < 0) return -1;
+    for (size_t i = 0; i < KEPT_MAX; i++) {
+        if (kept_groups[i].id != 0 && channel_put(&guest_channel, FRAME_RESUME, kept_groups[i].id, 0, NULL, 0) < 0) return -1;
+    }
+    return tell_again(last_id);
 }
 
 /* ---- the loop ------------------------------------------------------------------------------------------------------ */
@@ -418,11 +462,12 @@ static void watch(enum watch_kind kind, size_t index, uint8_t sub, int fd, short
 static void watch_everything(void) {
     size_t room = channel_room(&guest_channel);
     watch_count = 0;
+    watch(WATCH_ATTACH, 0, 0, attach_fd, POLLIN);
     watch(WATCH_CHANNEL, 0, 0, guest_channel.fd, (short)((room >= CHANNEL_RESERVE ? POLLIN : 0) | (channel_pending(&guest_channel) ? POLLOUT : 0)));
     if (room < CHANNEL_RESERVE) return; /* first the host has to read */
     watch(WATCH_SIGNAL, 0, 0, signal_fd, POLLIN);
     watch(WATCH_NET, 0, 0, net_poll_fd(), POLLIN);
-    bool data_fits = room >= CHANNEL_RESERVE + FRAME_HEADER + FRAME_PAYLOAD_MAX;
+    bool data_fits = tell_is_durable() || room >= CHANNEL_RESERVE + FRAME_HEADER + FRAME_PAYLOAD_MAX;
     for (size_t i = 0; i < EXECS_MAX; i++) {
         const struct exec *exec = &guest_execs[i];
         if (exec->id == 0) continue;
@@ -445,7 +490,8 @@ static int dispatch(const struct watch *watch, short events) {
     struct exec *exec = &guest_execs[watch->index < EXECS_MAX ? watch->index : 0];
     struct kept *kept = &kept_groups[watch->index < KEPT_MAX ? watch->index : 0];
     switch ((enum watch_kind)watch->kind) {
-    case WATCH_CHANNEL: return events & (POLLIN | POLLHUP | POLLERR) ? read_host() : 0;
+    case WATCH_CHANNEL: return events & (POLLIN | POLLHUP | POLLERR) ? listen_to_host() : 0;
+    case WATCH_ATTACH: return take_channel();
     case WATCH_SIGNAL: return reap();
     case WATCH_STATUS: return exec->id != 0 && exec->status_fd >= 0 && !exec->exited ? read_status(exec) : 0;
     case WATCH_INPUT: return exec->id != 0 ? pump_input(exec) : 0;
@@ -466,12 +512,12 @@ static int dispatch(const struct watch *watch, short events) {
 static int turn(void) {
     static bool net_first;
     int timeout = tick();
-    if (timeout == -2 || channel_flush(&guest_channel) < 0) return -1;
+    if (timeout == -2 || speak() < 0) return -1;
     watch_everything();
     /* Frames may wait in the input buffer because the queue was full when they came. */
     if (guest_channel.in_end - guest_channel.in_start >= FRAME_HEADER && channel_room(&guest_channel) >= CHANNEL_RESERVE) {
         size_t before = guest_channel.in_start;
-        if (read_host() < 0) return -1;
+        if (listen_to_host() < 0) return -1;
         if (guest_channel.in_start != before) timeout = 0;
         watch_everything();
     }
@@ -501,11 +547,10 @@ static int prepare(int channel_fd, const struct guest_config *config) {
     sigaddset(&all, SIGCHLD);
     signal_fd = signalfd(-1, &all, SFD_CLOEXEC | SFD_NONBLOCK);
     guest_channel.fd = channel_fd;
+    attach_fd = config->attach_fd;
+    tell_prepare(attach_fd >= 0);
     if (signal_fd < 0 || fcntl(channel_fd, F_SETFD, FD_CLOEXEC) < 0) return -1;
-    uint8_t hello[8];
-    put_u32(hello, PROTOCOL_VERSION);
-    put_u32(hello + 4, config->cgroup_fd >= 0);
-    return channel_put(&guest_channel, FRAME_HELLO, 0, 0, hello, sizeof hello);
+    return say_hello(0);
 }
 
 int guest_main(int channel_fd, const struct guest_config *config) {

@@ -26,6 +26,10 @@ struct guest_config {
 
     /* 1 when the guest is pid 1 of a pid namespace made for it (all other processes in it are descendants of execs). */
     int is_init;
+
+    /* A socket over which the launcher passes a new channel when the host has changed, or -1: then the guest ends with its
+     * channel. */
+    int attach_fd;
 };
 
 /* Serves one host over `channel_fd` (a stream socket) until it ends, then returns an exit status. The process has

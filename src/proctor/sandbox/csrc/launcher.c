@@ -6,6 +6,7 @@
 #include "launcher.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/securebits.h>
 #include <poll.h>
 #include <signal.h>
@@ -15,11 +16,14 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "attach.h"
 #include "cgroups.h"
+#include "held.h"
 #include "mounts.h"
 #include "plan.h"
 #include "root.h"
@@ -29,7 +33,7 @@
 #define POOL_MAX 256
 #define FLIGHT_MAX 64
 #define QUEUE_MAX 1024
-#define FIXED_POLLS 3
+#define FIXED_POLLS 5
 #define SLOT_DEADLINE_MS 10000
 #define RELEASE_PAUSE_MS 500
 #define REFILL_PAUSE_MS 250 /* after the stocker could not make a slot */
@@ -46,6 +50,9 @@ struct flight {
     struct slot slot;
     struct root_mounts mounts;
     int channel; /* the Edge's end */
+    int attach;  /* durable: our end of the socket for the guest's next channels, otherwise -1 */
+    uint64_t ends_ms;
+    char name[NAME_MAX_BYTES];
     int64_t deadline_ms;
     struct words timings, facts;
 };
@@ -62,7 +69,10 @@ struct waiting {
 
 struct launcher {
     int control, stocker;
-    int parent; /* pidfd of the Edge's process */
+    int parent; /* pidfd of the Edge's process; like `control` -1 while a durable launcher has no Edge */
+    int listener, lock; /* where the next Edge knocks, and what says that we live; -1 when tied */
+    int deaths;         /* readable when a sandbox that we hold has died; -1 when tied */
+    int edge_is_lost;
     struct config config;
     struct cgroups cgroups;
     struct template template;
@@ -84,6 +94,12 @@ static int64_t now_ms(void) {
     return (int64_t)time.tv_sec * 1000 + time.tv_nsec / 1000000;
 }
 
+static uint64_t boot_ms(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_BOOTTIME, &time);
+    return (uint64_t)time.tv_sec * 1000 + (uint64_t)time.tv_nsec / 1000000;
+}
+
 static unsigned char inbox[MESSAGE_MAX];
 static unsigned char config_bytes[MESSAGE_MAX];
 static struct plan plan;
@@ -101,7 +117,8 @@ struct launched {
     char facts[768];
 } __attribute__((packed));
 
-static void answer(const struct launcher *launcher, uint64_t request, const struct flight *flight, const struct failure *failure) {
+/* 0, or -1 when a durable launcher has lost its Edge. */
+static int answer(struct launcher *launcher, uint64_t request, const struct flight *flight, const struct failure *failure) {
     static struct launched message;
     memset(&message, 0, sizeof message);
     message.header = (struct message_header){PLAN_MAGIC, PLAN_VERSION, MESSAGE_LAUNCHED, request};
@@ -124,7 +141,10 @@ static void answer(const struct launcher *launcher, uint64_t request, const stru
         fds[fd_count++] = flight->mounts.upper;
     }
     /* The Edge reads all the time; if it does not, it is gone or broken, and then nothing of ours may stay. */
-    if (packet_send(launcher->control, &message, sizeof message, fds, fd_count) < 0) exit(1);
+    if (launcher->control >= 0 && packet_send(launcher->control, &message, sizeof message, fds, fd_count) >= 0) return 0;
+    if (!launcher->config.is_durable) exit(1);
+    launcher->edge_is_lost = 1;
+    return -1;
 }
 
 static void drop_slot(const struct launcher *launcher, struct slot *slot) {
@@ -177,15 +197,25 @@ static void close_all(const int *fds, unsigned count) {
     for (unsigned i = 0; i < count; i++) close(fds[i]);
 }
 
-static int hand_over(struct flight *flight, const unsigned char *body, size_t size, struct failure *failure) {
+static int hand_over(struct flight *flight, const unsigned char *body, size_t size, int is_durable, struct failure *failure) {
     int sockets[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) < 0) return fail(failure, "channel", errno);
     flight->channel = sockets[0];
-    int fds[BINDS_MAX + 2] = {flight->mounts.root, sockets[1]};
-    memcpy(fds + 2, flight->mounts.binds, flight->mounts.bind_count * sizeof(int));
-    long sent = packet_send(flight->slot.control, body, size, fds, flight->mounts.bind_count + 2);
+    int fds[BINDS_MAX + 3] = {flight->mounts.root, sockets[1]}, attach[2] = {-1, -1};
+    unsigned count = 2;
+    if (is_durable) {
+        if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, attach) < 0) {
+            close(sockets[1]);
+            return fail(failure, "attach-socket", errno);
+        }
+        flight->attach = attach[0];
+        fds[count++] = attach[1];
+    }
+    memcpy(fds + count, flight->mounts.binds, flight->mounts.bind_count * sizeof(int));
+    long sent = packet_send(flight->slot.control, body, size, fds, flight->mounts.bind_count + count);
     int error = errno;
     close(sockets[1]);
+    if (attach[1] >= 0) close(attach[1]);
     return sent < 0 ? fail(failure, "hand-over", error) : 0;
 }
 
@@ -196,20 +226,26 @@ static void launch(struct launcher *launcher, const struct slot *slot, const uns
     struct flight *flight = &launcher->flights[launcher->flight_count];
     launcher->launched_ms = now_ms();
     const struct message_header *header = (const struct message_header *)(const void *)data;
-    *flight = (struct flight){.request = header->request, .slot = *slot, .channel = -1, .mounts = {.root = -1, .upper = -1}};
+    *flight = (struct flight){.request = header->request, .slot = *slot, .channel = -1, .attach = -1, .mounts = {.root = -1, .upper = -1}};
     words_start(&flight->timings);
     words_start(&flight->facts);
     words_add(&flight->facts, "devices", launcher->cgroups.confines_devices ? "filtered" : "nodev-mounts");
     const unsigned char *body = data + sizeof *header;
     size_t body_size = size - sizeof *header;
     int bad = plan_parse(body, body_size, &plan, &failure);
+    int is_durable = !bad && (plan.flags & PLAN_DURABLE) != 0;
+    if (is_durable && !launcher->config.is_durable) bad = fail(&failure, "durable", EINVAL);
+    if (!bad) {
+        flight->ends_ms = plan.deadline_ms;
+        snprintf(flight->name, sizeof flight->name, "%s", plan.name);
+    }
     if (!bad) bad = cgroups_limit(&launcher->cgroups, slot->offer.name, &plan, &failure);
     words_step(&flight->timings, "limits");
     if (!bad)
         bad = root_build(&launcher->template, &plan, fds, fd_count, slot->userns, slot->offer.uid_base, &flight->mounts,
                          &flight->timings, &flight->facts, &failure);
     if (launcher->release_ms == 0) launcher->release_ms = now_ms(); /* costs nothing where nothing is held */
-    if (!bad) bad = hand_over(flight, body, body_size, &failure);
+    if (!bad) bad = hand_over(flight, body, body_size, is_durable, &failure);
     words_step(&flight->timings, "handover");
     if (!bad) {
         flight->deadline_ms = now_ms() + SLOT_DEADLINE_MS;
@@ -218,8 +254,26 @@ static void launch(struct launcher *launcher, const struct slot *slot, const uns
     }
     root_close(&flight->mounts);
     if (flight->channel >= 0) close(flight->channel);
+    if (flight->attach >= 0) close(flight->attach);
     drop_slot(launcher, &flight->slot);
-    answer(launcher, flight->request, flight, &failure);
+    (void)answer(launcher, flight->request, flight, &failure);
+}
+
+/* Keeps what a later Edge needs of a sandbox that runs. 0, or -1: then nothing was taken. */
+static int hold(const struct flight *flight) {
+    struct held held = {.pid = flight->slot.offer.pid,
+                        .uid_base = flight->slot.offer.uid_base,
+                        .pidfd = flight->slot.pidfd,
+                        .upper = -1,
+                        .attach = flight->attach,
+                        .deadline_ms = flight->ends_ms,
+                        .is_durable = flight->attach >= 0};
+    snprintf(held.slot, sizeof held.slot, "%s", flight->slot.offer.name);
+    snprintf(held.name, sizeof held.name, "%s", flight->name);
+    if (held.is_durable && (held.upper = fcntl(flight->mounts.upper, F_DUPFD_CLOEXEC, 3)) < 0) return -1;
+    if (held_add(&held) == 0) return 0;
+    if (held.upper >= 0) close(held.upper);
+    return -1;
 }
 
 /* Second half: the slot has attached everything, or says why not, or died, or takes too long. */
@@ -236,12 +290,20 @@ static void land(struct launcher *launcher, unsigned index, int is_late) {
         failure = size == sizeof reply ? (struct failure){reply.step, reply.error} : (struct failure){"slot-died", EPIPE};
     }
     words_step(&flight->timings, "slot");
-    answer(launcher, flight->request, flight, good ? NULL : &failure);
+    int is_held = good && launcher->config.is_durable;
+    if (is_held && hold(flight) < 0) {
+        failure = (struct failure){"hold", errno};
+        good = is_held = 0;
+    }
+    /* A sandbox that its Edge did not hear of is nobody's. */
+    if (answer(launcher, flight->request, flight, good ? NULL : &failure) < 0 && is_held)
+        sys_pidfd_send_signal(flight->slot.pidfd, SIGKILL);
     root_close(&flight->mounts);
     close(flight->channel);
+    if (flight->attach >= 0 && !is_held) close(flight->attach);
     if (good) {
         close(flight->slot.control);
-        close(flight->slot.pidfd);
+        if (!is_held) close(flight->slot.pidfd);
         close(flight->slot.userns);
     } else {
         drop_slot(launcher, &flight->slot);
@@ -284,13 +346,46 @@ static void launch_waiting(struct launcher *launcher, const struct slot *slot, s
     free(waiting);
 }
 
+/* Gives a sandbox that we hold to the present Edge: a new channel, whose other end goes to the guest. The message's body is the
+ * name of its slot. */
+static void adopt(struct launcher *launcher, uint64_t request, size_t size) {
+    const char *slot = (const char *)inbox + sizeof(struct message_header);
+    struct failure failure = {"adopt", ENOENT};
+    int sockets[2] = {-1, -1};
+    const struct held *held = size > 1 && slot[size - 1] == '\0' ? held_find(slot) : NULL;
+    struct flight flight = {.channel = -1, .mounts = {.upper = -1}};
+    int good = 0;
+    if (held != NULL && socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) == 0) {
+        good = attach_send(held->attach, sockets[1]) == 0;
+        if (!good) failure.error = errno;
+        flight.slot.offer.pid = held->pid;
+        flight.slot.offer.uid_base = held->uid_base;
+        snprintf(flight.slot.offer.name, sizeof flight.slot.offer.name, "%s", held->slot);
+        flight.slot.pidfd = held->pidfd;
+        flight.mounts.upper = held->upper;
+        flight.channel = sockets[0];
+    }
+    (void)answer(launcher, request, good ? &flight : NULL, good ? NULL : &failure);
+    close_all(sockets, held != NULL && sockets[0] >= 0 ? 2 : 0);
+}
+
 /* A request of the Edge. Only its network kind is read before a slot is there; the plan is parsed once, with its slot. */
 static void handle_request(struct launcher *launcher, size_t size, int *fds, unsigned fd_count) {
     const struct message_header *header = (const struct message_header *)(const void *)inbox;
     struct failure failure = {"", 0};
     struct slot slot;
-    if (size <= sizeof *header || header->magic != PLAN_MAGIC || header->version != PLAN_VERSION || header->type != MESSAGE_LAUNCH)
-        exit(1);
+    if (size <= sizeof *header || header->magic != PLAN_MAGIC || header->version != PLAN_VERSION ||
+        (header->type != MESSAGE_LAUNCH && header->type != MESSAGE_ADOPT)) {
+        if (!launcher->config.is_durable) exit(1);
+        launcher->edge_is_lost = 1;
+        close_all(fds, fd_count);
+        return;
+    }
+    if (header->type == MESSAGE_ADOPT) {
+        adopt(launcher, header->request, size - sizeof *header);
+        close_all(fds, fd_count);
+        return;
+    }
     if (plan_parse(inbox + sizeof *header, size - sizeof *header, &plan, &failure) < 0) {
         answer(launcher, header->request, NULL, &failure);
         close_all(fds, fd_count);
@@ -329,6 +424,10 @@ static void handle_offer(struct launcher *launcher) {
     slot.control = fds[0];
     slot.pidfd = fds[1];
     slot.userns = fds[2];
+    if (launcher->control < 0) { /* ordered by an Edge that is gone */
+        drop_slot(launcher, &slot);
+        return;
+    }
     if (launcher->flight_count < FLIGHT_MAX && (waiting = dequeue(launcher, slot.offer.network)) != NULL) {
         launch_waiting(launcher, &slot, waiting);
     } else if (slot.offer.network == NETWORK_NONE && launcher->pool_count < POOL_MAX) {
@@ -362,6 +461,11 @@ static int next_deadline(const struct launcher *launcher) {
     if (launcher->pool_count + launcher->ordered[NETWORK_NONE] < launcher->config.pool && first == INT64_MAX)
         first = launcher->launched_ms + QUIET_MS;
     if (launcher->release_ms != 0 && launcher->release_ms < first) first = launcher->release_ms;
+    if (launcher->control < 0) {
+        uint64_t now = boot_ms(), next = held_expire(now);
+        first = launcher->release_ms != 0 ? launcher->release_ms : INT64_MAX;
+        if (next != 0 && now_ms() + (int64_t)(next - now) < first) first = now_ms() + (int64_t)(next - now);
+    }
     for (unsigned i = 0; i < launcher->flight_count; i++) {
         if (launcher->flights[i].deadline_ms < first) first = launcher->flights[i].deadline_ms;
     }
@@ -384,6 +488,8 @@ static void configure(struct launcher *launcher, struct failure *failure) {
     long size = packet_receive(launcher->control, config_bytes, sizeof config_bytes, fds, &fd_count);
     const struct message_header *header = (const struct message_header *)(const void *)config_bytes;
     if (size <= 0) exit(0);
+    launcher->listener = fd_count == 2 ? fds[0] : -1;
+    launcher->lock = fd_count == 2 ? fds[1] : -1;
     if ((size_t)size <= sizeof *header || header->magic != PLAN_MAGIC || header->version != PLAN_VERSION ||
         header->type != MESSAGE_CONFIG) {
         fail(failure, "config-header", EPROTO);
@@ -392,6 +498,10 @@ static void configure(struct launcher *launcher, struct failure *failure) {
     if (config_parse(config_bytes + sizeof *header, (size_t)size - sizeof *header, &launcher->config, failure) < 0 ||
         cgroups_open(&launcher->config, &launcher->cgroups, failure) < 0)
         refuse_start(launcher->control, failure);
+    if (launcher->config.is_durable && (launcher->lock < 0 || (launcher->deaths = held_open()) < 0)) {
+        fail(failure, "config-descriptors", EBADMSG);
+        refuse_start(launcher->control, failure);
+    }
     if (launcher->config.pool > POOL_MAX) {
         fail(failure, "config-pool", E2BIG);
         refuse_start(launcher->control, failure);
@@ -418,7 +528,7 @@ static void start_stocker(struct launcher *launcher, struct failure *failure) {
         .cgroups = &launcher->cgroups,
         .template = &launcher->template,
         .request_fd = sockets[1],
-        .foreign = {launcher->control, sockets[0], launcher->template.scratch},
+        .foreign = {launcher->control, sockets[0], launcher->template.scratch, launcher->listener, launcher->lock},
     };
     launcher->stocker = sockets[0];
     if (stocker_start(&setup, failure) < 0) refuse_start(launcher->control, failure);
@@ -439,15 +549,66 @@ static _Noreturn void stop(struct launcher *launcher) {
     exit(0);
 }
 
+/* The Edge is gone. Tied: so is everything else. Durable: what was made for it alone ends, and the rest waits for the next. */
+static void lose_edge(struct launcher *launcher) {
+    if (!launcher->config.is_durable) stop(launcher);
+    launcher->edge_is_lost = 0;
+    if (launcher->control >= 0) close(launcher->control);
+    if (launcher->parent >= 0) close(launcher->parent);
+    launcher->control = launcher->parent = -1;
+    while (launcher->flight_count > 0) {
+        struct flight *flight = &launcher->flights[--launcher->flight_count];
+        root_close(&flight->mounts);
+        close(flight->channel);
+        if (flight->attach >= 0) close(flight->attach);
+        drop_slot(launcher, &flight->slot);
+    }
+    for (struct waiting *waiting; (waiting = launcher->first) != NULL; launcher->waiting_count--) {
+        launcher->first = waiting->next;
+        close_all(waiting->fds, waiting->fd_count);
+        free(waiting);
+    }
+    launcher->last = &launcher->first;
+    while (launcher->pool_count > 0) drop_slot(launcher, &launcher->pool[--launcher->pool_count]);
+    held_end_tied();
+}
+
+static int say_ready(const struct launcher *launcher) {
+    const struct message_header ready = {PLAN_MAGIC, PLAN_VERSION, MESSAGE_READY, 0};
+    return packet_send(launcher->control, &ready, sizeof ready, &launcher->cgroups.unified, 1) < 0 ? -1 : 0;
+}
+
+/* Somebody knocks. There is one Edge at a time, and it has our uid. */
+static void admit_edge(struct launcher *launcher) {
+    const struct timeval patience = {.tv_sec = 5};
+    struct ucred peer;
+    socklen_t size = sizeof peer;
+    int control = accept4(launcher->listener, NULL, NULL, SOCK_CLOEXEC);
+    if (control < 0) return;
+    if (launcher->control >= 0 || getsockopt(control, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0 || peer.uid != getuid() ||
+        setsockopt(control, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) < 0) {
+        close(control);
+        return;
+    }
+    launcher->control = control;
+    launcher->parent = sys_pidfd_open(peer.pid); /* -1 for one that has ended, which its socket tells as well */
+    held_reap(0);
+    if (say_ready(launcher) < 0 || held_announce(control) < 0) launcher->edge_is_lost = 1;
+}
+
 static _Noreturn void serve(struct launcher *launcher) {
     for (;;) {
+        if (launcher->edge_is_lost) lose_edge(launcher);
+        if (launcher->control < 0 && held_living() == 0) stop(launcher);
         drain_queue(launcher);
-        refill(launcher);
+        if (launcher->control >= 0) refill(launcher);
         if (launcher->release_ms != 0 && launcher->release_ms <= now_ms())
             launcher->release_ms = root_release_held() > 0 ? now_ms() + RELEASE_PAUSE_MS : 0;
         struct pollfd polled[FIXED_POLLS + FLIGHT_MAX] = {{.fd = launcher->control, .events = POLLIN},
                                                           {.fd = launcher->stocker, .events = POLLIN},
-                                                          {.fd = launcher->parent, .events = POLLIN}};
+                                                          {.fd = launcher->parent, .events = POLLIN},
+                                                          {.fd = launcher->listener, .events = POLLIN},
+                                                          {.fd = launcher->deaths, .events = POLLIN}};
         unsigned flights = launcher->flight_count;
         for (unsigned i = 0; i < flights; i++)
             polled[FIXED_POLLS + i] = (struct pollfd){.fd = launcher->flights[i].slot.control, .events = POLLIN};
@@ -455,7 +616,11 @@ static _Noreturn void serve(struct launcher *launcher) {
             if (errno == EINTR) continue;
             exit(1);
         }
-        if (polled[2].revents != 0) stop(launcher);
+        if (polled[4].revents != 0) held_reap(launcher->control >= 0);
+        if (polled[2].revents != 0) {
+            lose_edge(launcher);
+            continue;
+        }
         /* From the last to the first: land() moves the last flight into the freed place. */
         for (unsigned i = flights; i > 0; i--) {
             if (polled[FIXED_POLLS + i - 1].revents != 0)
@@ -467,10 +632,14 @@ static _Noreturn void serve(struct launcher *launcher) {
             int fds[MESSAGE_FDS_MAX];
             unsigned fd_count;
             long size = packet_receive(launcher->control, inbox, sizeof inbox, fds, &fd_count);
-            if (size <= 0) stop(launcher);
+            if (size <= 0) {
+                lose_edge(launcher);
+                continue;
+            }
             handle_request(launcher, (size_t)size, fds, fd_count);
         }
         if (polled[1].revents != 0) handle_offer(launcher);
+        if (polled[3].revents != 0) admit_edge(launcher);
     }
 }
 
@@ -491,13 +660,13 @@ int launcher_main(int control_fd) {
     signal(SIGINT, SIG_IGN); /* Ctrl-C is for the Edge, which ends this process in its own time */
     (void)setpriority(PRIO_PROCESS, 0, GUEST_NICE); /* no privilege, no haste */
     launcher.control = 3;
+    launcher.listener = launcher.lock = launcher.deaths = -1;
     launcher.last = &launcher.first;
     /* Both ends are watched: a forked copy of the Edge may hold its socket open after the Edge itself has died. */
     if ((launcher.parent = sys_pidfd_open(getppid())) < 0) return 1;
     configure(&launcher, &failure);
     if (enter_own_namespace(&launcher, &failure) < 0) refuse_start(launcher.control, &failure);
     start_stocker(&launcher, &failure);
-    const struct message_header ready = {PLAN_MAGIC, PLAN_VERSION, MESSAGE_READY, 0};
-    if (packet_send(launcher.control, &ready, sizeof ready, &launcher.cgroups.unified, 1) < 0) return 1;
+    if (say_ready(&launcher) < 0) return 1;
     serve(&launcher);
 }

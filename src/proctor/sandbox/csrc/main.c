@@ -1,7 +1,7 @@
 /* proctor-init: one static binary, two roles, chosen by the first argument.
  *
  *   proctor-init launcher FD    make sandboxes on request (see docs/design/launcher.md)
- *   proctor-init guest-dev FD [CGROUP_FD]
+ *   proctor-init guest-dev FD [CGROUP_FD|- [ATTACH_FD]]
  *                               serve the guest protocol outside any sandbox (tests of the guest alone)
  *   proctor-init --version
  */
@@ -41,11 +41,13 @@ int main(int argc, char **argv) {
         hide_arguments(argc, argv);
         return launcher_main(fd);
     }
-    if (fd >= 0 && argc <= 4 && strcmp(argv[1], "guest-dev") == 0) {
-        const struct guest_config config = {
-            .cgroup_fd = argc == 4 ? parse_fd(argv[3]) : -1, .capability_mask = ~0ULL, .is_init = getpid() == 1};
+    if (fd >= 0 && argc <= 5 && strcmp(argv[1], "guest-dev") == 0) {
+        const struct guest_config config = {.cgroup_fd = argc >= 4 ? parse_fd(argv[3]) : -1,
+                                            .capability_mask = ~0ULL,
+                                            .is_init = getpid() == 1,
+                                            .attach_fd = argc == 5 ? parse_fd(argv[4]) : -1};
         return guest_main(fd, &config);
     }
-    fprintf(stderr, "usage: proctor-init (launcher|guest-dev) FD [CGROUP_FD] | --version\n");
+    fprintf(stderr, "usage: proctor-init (launcher|guest-dev) FD [CGROUP_FD|- [ATTACH_FD]] | --version\n");
     return 64;
 }

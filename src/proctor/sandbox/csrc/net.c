@@ -336,6 +336,18 @@ int net_turn(void) {
     return connections_pump();
 }
 
+void net_forget(void) {
+    for (size_t i = 0; i < listeners_end; i++) {
+        if (listeners[i].id == 0) continue;
+        set_waiting(&listeners[i], false);
+        epoll_ctl(poller, EPOLL_CTL_DEL, listeners[i].fd, NULL);
+        close_fd(&listeners[i].fd);
+        listeners[i].id = 0;
+    }
+    for (size_t i = 0; i < QUERIES_MAX; i++) queries[i].id = 0;
+    connections_forget();
+}
+
 int net_poll_fd(void) { return net_has_room() ? poller : -1; }
 
 int net_timeout(void) {

@@ -26,6 +26,9 @@ int net_frame(const struct frame *frame);
 /* One turn of the event loop: moves what can be moved within a budget. -1 when the connection to the host has to end. */
 int net_turn(void);
 
+/* The host is gone: every connection, listener and query ends. */
+void net_forget(void);
+
 /* For the event loop's poll: a descriptor that is readable when something has happened (-1: none, or the host has to read
  * first), and the milliseconds after which net_turn has work that no event announces (-1: none). */
 int net_poll_fd(void);

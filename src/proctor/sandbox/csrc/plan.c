@@ -20,9 +20,10 @@ enum plan_tag {
     TAG_NETWORK = 11,
     TAG_SHM = 12,
     TAG_FLAGS = 13,
+    TAG_DEADLINE = 14,
 };
 
-enum config_tag { TAG_EDGE = 1, TAG_CGROUP = 2, TAG_NUMBERS = 3 };
+enum config_tag { TAG_EDGE = 1, TAG_CGROUP = 2, TAG_NUMBERS = 3, TAG_OUTLIVES = 4 };
 
 struct field {
     unsigned tag;
@@ -115,12 +116,16 @@ static int parse_numbers(const struct field *field, struct plan *plan) {
         if (field->length != 8) return -1;
         plan->shm_bytes = get(bytes, 8);
         return 0;
+    case TAG_DEADLINE:
+        if (field->length != 8) return -1;
+        plan->deadline_ms = get(bytes, 8);
+        return 0;
     case TAG_NETWORK:
         if (field->length != 4 || get(bytes, 4) > NETWORK_OPEN) return -1;
         plan->network = (enum network_kind)get(bytes, 4);
         return 0;
     default: /* TAG_FLAGS */
-        if (field->length != 4 || (get(bytes, 4) & ~(uint64_t)PLAN_FORCE_PATHS) != 0) return -1;
+        if (field->length != 4 || (get(bytes, 4) & ~(uint64_t)(PLAN_FORCE_PATHS | PLAN_DURABLE)) != 0) return -1;
         plan->flags = (uint32_t)get(bytes, 4);
         return 0;
     }
@@ -148,6 +153,7 @@ static int parse_plan_field(const struct field *field, struct plan *plan) {
     case TAG_CAPABILITIES:
     case TAG_SHM:
     case TAG_NETWORK:
+    case TAG_DEADLINE:
     case TAG_FLAGS: return parse_numbers(field, plan);
     default: return -1;
     }
@@ -186,6 +192,10 @@ static int parse_config_field(const struct field *field, struct config *config) 
         config->uid_start = (uint32_t)get(field->bytes + 4, 4);
         config->uid_ranges = (uint32_t)get(field->bytes + 8, 4);
         config->guest_uid = (uint32_t)get(field->bytes + 12, 4);
+        return 0;
+    }
+    if (field->tag == TAG_OUTLIVES && field->length == 0) {
+        config->is_durable = 1;
         return 0;
     }
     return -1;

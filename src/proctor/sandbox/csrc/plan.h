@@ -20,7 +20,7 @@
 #define NAME_MAX_BYTES 64
 #define CGROUPS_MAX 8
 
-enum message_type { MESSAGE_CONFIG = 1, MESSAGE_READY = 2, MESSAGE_LAUNCH = 3, MESSAGE_LAUNCHED = 4 };
+enum message_type { MESSAGE_CONFIG = 1, MESSAGE_READY = 2, MESSAGE_LAUNCH = 3, MESSAGE_LAUNCHED = 4, MESSAGE_HELD = 5, MESSAGE_ADOPT = 6 };
 
 struct message_header {
     uint32_t magic;
@@ -43,7 +43,7 @@ static inline int fail(struct failure *failure, const char *step, int error) {
 
 enum upper_kind { UPPER_NONE = 0, UPPER_MEMORY = 1, UPPER_LOOP = 2 };
 enum network_kind { NETWORK_NONE = 0, NETWORK_OPEN = 1 };
-enum plan_flags { PLAN_FORCE_PATHS = 1 };
+enum plan_flags { PLAN_FORCE_PATHS = 1, PLAN_DURABLE = 2 };
 
 struct plan_layer {
     const char *path; /* NULL: the descriptor */
@@ -73,6 +73,7 @@ struct plan {
     uint64_t capabilities;
     uint64_t shm_bytes;
     uint32_t flags;
+    uint64_t deadline_ms; /* on CLOCK_BOOTTIME: when a durable sandbox without an Edge ends; 0: never */
     enum network_kind network;
     const struct sock_filter *seccomp;
     uint16_t seccomp_count;
@@ -92,6 +93,7 @@ struct config {
     uint32_t uid_start;  /* ranges of 65,536 ids, one for each sandbox */
     uint32_t uid_ranges;
     uint32_t guest_uid;  /* as many ids for guests, one for each range */
+    int is_durable;      /* it outlives its Edge; two descriptors come along: a listening socket, and a lock to be kept */
 };
 
 /* Both keep pointers into `data`, which must outlive the result. */

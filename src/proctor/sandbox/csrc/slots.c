@@ -178,14 +178,16 @@ static _Noreturn void slot_main(int control, const struct slot_groups *groups) {
     long size = packet_receive(control, slot_message, sizeof slot_message, fds, &fd_count);
     if (size <= 0) _exit(0); /* the launcher is gone, or never needed this slot */
     if (!bad) bad = plan_parse(slot_message, (size_t)size, &slot_plan, &failure);
-    if (!bad && fd_count != slot_plan.bind_count + 2) bad = fail(&failure, "descriptors", EBADMSG);
-    if (!bad) bad = slot_become(fds[0], fds + 2, &failure);
+    /* The root, the channel, with PLAN_DURABLE the socket for the next channels, and the binds. */
+    const unsigned fixed = (slot_plan.flags & PLAN_DURABLE) != 0 ? 3 : 2;
+    if (!bad && fd_count != slot_plan.bind_count + fixed) bad = fail(&failure, "descriptors", EBADMSG);
+    if (!bad) bad = slot_become(fds[0], fds + fixed, &failure);
     if (bad) {
         reply.error = failure.error;
         snprintf(reply.step, sizeof reply.step, "%s", failure.step);
     }
-    int channel[3] = {fd_count > 1 ? fds[1] : -1, cgroup, control};
-    if (!bad && keep_only(channel, 3) < 0) {
+    int channel[4] = {fd_count > 1 ? fds[1] : -1, cgroup, control, fixed == 3 && fd_count > 2 ? fds[2] : -1};
+    if (!bad && keep_only(channel, fixed + 1) < 0) {
         bad = reply.error = errno;
         snprintf(reply.step, sizeof reply.step, "descriptors");
     }
@@ -200,6 +202,7 @@ static _Noreturn void slot_main(int control, const struct slot_groups *groups) {
         .child_oom_score_adj = 500,
         .set_ids = 1,
         .is_init = 1,
+        .attach_fd = fixed == 3 ? channel[3] : -1,
     };
     _exit(guest_main(channel[0], &guest));
 }
@@ -403,7 +406,9 @@ static _Noreturn void stocker_main(const struct stocker_setup *setup) {
     static struct stocker stocker;
     struct failure failure = {"", 0};
     stocker.setup = setup;
-    for (unsigned i = 0; i < sizeof setup->foreign / sizeof *setup->foreign; i++) close(setup->foreign[i]);
+    for (unsigned i = 0; i < sizeof setup->foreign / sizeof *setup->foreign; i++) {
+        if (setup->foreign[i] >= 0) close(setup->foreign[i]);
+    }
     signal(SIGCHLD, SIG_IGN); /* slots are reaped by the kernel; pidfds tell of their deaths */
     prctl(PR_SET_NAME, "proctor-stocker");
     stocker.host_network = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);

@@ -38,7 +38,7 @@ struct stocker_setup {
     const struct cgroups *cgroups;
     const struct template *template;
     int request_fd; /* SOCK_SEQPACKET to the launcher */
-    int foreign[3]; /* the launcher's own descriptors, which the stocker must not keep alive */
+    int foreign[5]; /* the launcher's own descriptors, which the stocker must not keep alive */
 };
 
 /* Forks the stocker. Returns its pid, or -1. */

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "table.h"
+#include "tell.h"
 
 enum {
     CREDIT_STEP = 65536,
@@ -18,11 +19,11 @@ static _Alignas(4096) uint8_t input_rings[EXECS_MAX][WINDOW_INITIAL];
 
 static uint8_t *ring_of(const struct exec *exec) { return input_rings[exec - guest_execs]; }
 
-static int end_output(struct exec *exec, uint8_t sub, bool close_it) {
+int finish_output(struct exec *exec, uint8_t sub, bool close_it) {
     struct output *output = &exec->outputs[sub];
     if (close_it) close_fd(&output->fd);
     output->left = 0;
-    return channel_put(&guest_channel, FRAME_EOF, exec->id, sub, NULL, 0);
+    return tell_end_of_output(exec, sub);
 }
 
 bool output_open(const struct exec *exec, uint8_t sub) {
@@ -31,20 +32,24 @@ bool output_open(const struct exec *exec, uint8_t sub) {
 
 int pump_output(struct exec *exec, uint8_t sub) {
     struct output *output = &exec->outputs[sub];
-    uint8_t *payload = channel_reserve(&guest_channel);
+    size_t limit = FRAME_PAYLOAD_MAX;
+    uint8_t *payload = tell_is_durable() ? tell_room(exec, sub, &limit) : channel_reserve(&guest_channel);
     if (payload == NULL || output->credit == 0) return 0;
-    size_t limit = output->credit < FRAME_PAYLOAD_MAX ? output->credit : FRAME_PAYLOAD_MAX;
+    if (limit > output->credit) limit = output->credit;
     if (output->left >= 0 && (uint64_t)output->left < limit) limit = (size_t)output->left;
     ssize_t got = read(output->fd, payload, limit);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
-        return output->left < 0 ? 0 : end_output(exec, sub, !exec->keeping);
+        return output->left < 0 ? 0 : finish_output(exec, sub, !exec->keeping);
     }
-    if (got <= 0) return end_output(exec, sub, true);
-    channel_commit(&guest_channel, FRAME_DATA, exec->id, sub, (uint32_t)got);
+    if (got <= 0) return finish_output(exec, sub, true);
     output->credit -= (uint32_t)got;
+    if (!tell_is_durable())
+        channel_commit(&guest_channel, FRAME_DATA, exec->id, sub, (uint32_t)got);
+    else if (tell_took(exec, sub, (uint32_t)got) < 0)
+        return -1;
     if (output->left > 0) output->left -= got;
     if (exec->terminal && output->left > 0 && !terminal_readable(output->fd)) output->left = 0;
-    return output->left == 0 ? end_output(exec, sub, !exec->keeping) : 0;
+    return output->left == 0 ? finish_output(exec, sub, !exec->keeping) : 0;
 }
 
 int limit_outputs(struct exec *exec) {
@@ -56,7 +61,7 @@ int limit_outputs(struct exec *exec) {
         else if (ioctl(exec->outputs[sub].fd, FIONREAD, &waiting) < 0)
             waiting = 0;
         if (exec->outputs[sub].left < 0 || exec->outputs[sub].left > waiting) exec->outputs[sub].left = waiting;
-        if (waiting == 0 && end_output(exec, sub, !exec->keeping) < 0) return -1;
+        if (waiting == 0 && finish_output(exec, sub, !exec->keeping) < 0) return -1;
     }
     return 0;
 }
@@ -68,7 +73,7 @@ int end_input(struct exec *exec, bool tell) {
     input->used = 0;
     /* The pages held a command's input; they are given back and zeroed. */
     madvise(ring_of(exec), WINDOW_INITIAL, MADV_DONTNEED);
-    return tell ? channel_put(&guest_channel, FRAME_EOF, exec->id, SUB_STDIN, NULL, 0) : 0;
+    return tell ? tell_end_of_input(exec) : 0;
 }
 
 int pump_input(struct exec *exec) {
@@ -96,6 +101,7 @@ int take_input(struct exec *exec, const struct frame *frame) {
     struct input *input = &exec->input;
     if ((exec->flags & EXEC_STDIN) == 0 || input->ended || frame->length > input->window) return -1;
     input->window -= frame->length;
+    input->taken += frame->length;
     if (input->fd < 0 && !input->waiting) return 0; /* the child no longer reads; the host will learn it from our EOF */
     uint8_t *ring = ring_of(exec);
     uint32_t at = (input->start + input->used) % WINDOW_INITIAL, first = WINDOW_INITIAL - at;

@@ -17,12 +17,17 @@ struct output {
     int fd;          /* -1 = ended */
     uint32_t credit; /* what the host still takes */
     int64_t left;    /* bytes that still belong to this exec; -1 = all until end-of-file */
+    bool ended;
+    uint32_t start, held, sent; /* durable: the ring of what is not acknowledged, and how much of it this host was sent */
+    uint64_t acknowledged;
 };
 
 struct input {
     int fd;          /* the child's stdin, or -1 */
     bool ended;      /* the host has sent EOF */
     bool waiting;    /* for the terminal that it goes to */
+    bool gone;       /* the child takes no more, and the host did not end it */
+    uint64_t taken;  /* from the host, all in all */
     uint32_t window; /* what the host may still send */
     uint32_t owed;   /* taken by the child, not yet given back as credit */
     uint32_t start, used;
@@ -35,6 +40,10 @@ struct exec {
     int status_fd;
     bool exited, killed, keeping, empty, emptying;
     bool terminal; /* one pseudo-terminal is input and output; it comes from the child a moment after its birth */
+    bool started, over, kept; /* durable: one that is over has its place until the host has taken note */
+    uint8_t subs;             /* bits of the sub-streams that it has */
+    uint16_t told;
+    uint32_t leftover;
     int wait_status, failed_errno;
     char failed_step[60]; /* why the program never ran */
     struct rusage usage;
@@ -60,6 +69,9 @@ void close_fd(int *fd);
 /* ---- streams.c: all return 0, or -1 when the connection has to end --------------------------------------------------- */
 
 bool output_open(const struct exec *exec, uint8_t sub);
+
+/* This is all. */
+int finish_output(struct exec *exec, uint8_t sub, bool close_it);
 
 /* The child has sent its terminal. */
 int connect_terminal(struct exec *exec, int terminal);

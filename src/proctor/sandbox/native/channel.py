@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from proctor.sandbox.contract import (
     SandboxError,
     SandboxLost,
 )
+from proctor.sandbox.native import resume
 from proctor.sandbox.native.carried import Carrier
 from proctor.sandbox.native.execs import Attribution, Collector, Exec, GuestProcess, again, failed_result
 from proctor.sandbox.native.frames import (
@@ -38,6 +40,7 @@ from proctor.sandbox.native.frames import (
     Frame,
     FrameReader,
     FrameType,
+    HelloFlag,
     RequestError,
     exec_frames,
     exec_request,
@@ -48,9 +51,11 @@ from proctor.sandbox.native.guestfiles import GuestFiles
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from anyio.abc import TaskStatus
+
+    from proctor.sandbox.native.resume import Resumption
 
 __all__ = ["Attribution", "GuestChannel", "GuestProcess"]
 
@@ -71,19 +76,33 @@ class GuestChannel(GuestFiles, Carrier):
     by any task meanwhile. When the guest is gone, or breaks its protocol, every waiter gets `SandboxLost`.
     """
 
-    def __init__(self, sock: socket.socket, *, attribution: Attribution | None = None) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        attribution: Attribution | None = None,
+        revive: Callable[[GuestChannel, Exec, Resumption], None] | None = None,
+        first_id: int = 1,
+    ) -> None:
+        """`revive`: the guest was there before; its commands are given to this as it names them. `first_id`: of the
+        commands of a guest that is new."""
         sock.setblocking(False)
         super().__init__()
         self.attribution = attribution
         self.guest_version: int | None = None
         self.has_cgroup = False
+        self.durable = False
+        """The guest outlives this channel."""
+        self.detached = False
+        """We have left the guest to the next host."""
+        self._revive = revive
         self._socket = sock
         self._reader = FrameReader()
         self._digesting = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
-        self._ids = itertools.count(1)
+        self._ids = itertools.count(first_id)
         self._execs: dict[int, Exec] = {}
         self._kept: dict[int, anyio.Event] = {}
         self._slots: dict[int, anyio.Semaphore] = {}
@@ -126,8 +145,18 @@ class GuestChannel(GuestFiles, Carrier):
         return self._lost
 
     def close(self) -> None:
-        """End the channel; the guest kills everything when it sees that. Every waiter gets SandboxLost."""
+        """End the channel; unless it is durable, the guest kills everything when it sees that. Every waiter gets
+        SandboxLost."""
         self._lose("the channel was closed")
+
+    def detach(self) -> None:
+        """Leave a durable guest to the next host. Every waiter gets SandboxLost."""
+        self.detached = True
+        self._lose("the Edge has ended; the sandbox has not", EndReason.EDGE_LOST)
+
+    def has_kept(self, exec_id: int) -> bool:
+        """Whether something that the command left behind lives on."""
+        return exec_id in self._kept
 
     def _lose(self, message: str, reason: EndReason = EndReason.GUEST_LOST, cause: Exception | None = None) -> None:
         if self._lost:
@@ -199,16 +228,41 @@ class GuestChannel(GuestFiles, Carrier):
             self._kept.pop(received.stream).set()
         elif received.stream == 0:
             self._receive_control(received)
+        elif received.type == FrameType.RESUME and self._revive and self.durable and not self._hello.is_set():
+            self._resume(received, self._revive)
         else:
             raise GuestProtocolError(f"the guest sent a frame of type {received.type} for an unknown exec")
+
+    def _resume(self, received: Frame, revive: Callable[[GuestChannel, Exec, Resumption], None]) -> None:
+        """A command of an earlier host, or what one has left behind."""
+        if not received.payload:
+            self._kept.setdefault(received.stream, anyio.Event())
+            return
+        facts = resume.parse(received.payload)
+        state = Exec(received.stream, (), self._send, subs=facts.subs, resumption=facts)
+        self._execs[received.stream] = state
+        for slots in (self._commands, self._operations):
+            with suppress(anyio.WouldBlock):
+                slots.acquire_nowait()
+                self._slots[received.stream] = slots
+                break
+        revive(self, state, facts)
 
     def _receive_control(self, received: Frame) -> None:
         kind, payload = received.type, received.payload
         if kind == FrameType.HELLO and not self._hello.is_set() and len(payload) == 8:
             self.guest_version = U32.unpack(payload[:4])[0]
-            self.has_cgroup = bool(U32.unpack(payload[4:])[0] & 1)
+            flags = HelloFlag(U32.unpack(payload[4:])[0] & sum(HelloFlag))
+            self.has_cgroup = HelloFlag.GROUPS in flags
+            self.durable = HelloFlag.DURABLE in flags
             if self.guest_version != VERSION:
                 raise GuestProtocolError(f"the guest speaks version {self.guest_version}, not {VERSION}")
+            if (HelloFlag.RESUMED in flags) != (self._revive is not None):
+                raise GuestProtocolError("the guest is not the one that was expected")
+            if self._revive is None:
+                self._hello.set()
+        elif kind == FrameType.RESUMED and self._revive and not self._hello.is_set() and len(payload) == 4:
+            self._ids = itertools.count(U32.unpack(payload)[0] + 1)
             self._hello.set()
         elif kind == FrameType.PONG and self._pongs and payload == self._pongs[0][0]:
             self._pongs.popleft()[1].set()
@@ -221,7 +275,9 @@ class GuestChannel(GuestFiles, Carrier):
     def _close_exec(self, state: Exec, received: Frame) -> None:
         del self._execs[state.exec_id]
         if received.type == FrameType.CLOSED and U32.unpack(received.payload)[0]:
-            self._kept[state.exec_id] = anyio.Event()
+            self._kept.setdefault(state.exec_id, anyio.Event())
+        if self.durable and state.settled:
+            self._send(frame(FrameType.DONE, state.exec_id))
         self._release(state.exec_id)
 
     def _release(self, exec_id: int) -> None:
@@ -276,8 +332,19 @@ class GuestChannel(GuestFiles, Carrier):
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
+    async def begin(
+        self, request: bytes, argv: tuple[str, ...], subs: frozenset[int], prepare: Callable[[Exec], None]
+    ) -> Exec:
+        """Start a command whose frames are somebody else's business: `prepare` is called just before it is sent."""
+        return await self._open_exec(request, argv, subs, self._commands, prepare)
+
     async def _open_exec(
-        self, request: bytes, argv: tuple[str, ...], subs: frozenset[int], slots: anyio.Semaphore
+        self,
+        request: bytes,
+        argv: tuple[str, ...],
+        subs: frozenset[int],
+        slots: anyio.Semaphore,
+        prepare: Callable[[Exec], None] | None = None,
     ) -> Exec:
         """Wait for a free slot, then send the request."""
         try:
@@ -295,6 +362,12 @@ class GuestChannel(GuestFiles, Carrier):
             slots.release()
             raise again(self._lost)
         state = Exec(next(self._ids), argv, self._send, subs=subs)
+        try:
+            if prepare is not None:
+                prepare(state)
+        except BaseException:
+            slots.release()
+            raise
         self._execs[state.exec_id] = state
         self._slots[state.exec_id] = slots
         self._send(exec_frames(state.exec_id, request))
@@ -323,7 +396,8 @@ class GuestChannel(GuestFiles, Carrier):
             state.kill(EndReason.KILLED)
             raise
 
-    def _attribute(self, baseline: object, result: ExecResult) -> ExecResult:
+    def attribute(self, baseline: object, result: ExecResult) -> ExecResult:
+        """The result with the limit that decided it, if one did since `baseline` was read."""
         if self.attribution is None or result.exit_code == 0 or result.reason is not None:
             return result
         reason = self.attribution.after(baseline, result)
@@ -346,20 +420,20 @@ class GuestChannel(GuestFiles, Carrier):
     ) -> ExecResult:
         """Run a command to its end (contract.Sandbox.exec). `env` is its whole environment; with `login_env` the guest
         adds HOME, USER and LOGNAME from the sandbox's own /etc/passwd where `env` lacks them."""
-        argv = _argv(command)
-        flags = _flags(stdin=stdin is not None, keep=keep, login_env=login_env)
+        argv = argv_of(command)
+        flags = flags_of(stdin=stdin is not None, keep=keep, login_env=login_env)
         try:
             request = exec_request(argv, env=env, cwd=cwd, user=user, flags=flags, report_fd=report_fd)
         except RequestError as error:
-            return _unsendable(argv, error)
+            return unsendable(argv, error)
         subs = {STDOUT, STDERR, REPORT} if report_fd is not None else {STDOUT, STDERR}
         baseline = self.attribution.before() if self.attribution else None
         state = await self._open_exec(request, argv, frozenset(subs), self._commands)
         collector = Collector(state, limit, on_output)
         if stdin is not None:
-            _feed(state, memoryview(stdin))
+            feed(state, memoryview(stdin))
         await self._finish_exec(state, timeout_s)
-        return self._attribute(baseline, collector.result())
+        return self.attribute(baseline, collector.result())
 
     async def start(
         self,
@@ -377,7 +451,7 @@ class GuestChannel(GuestFiles, Carrier):
 
         A command that cannot be run is not an error here: `wait()` returns its result.
         """
-        argv = _argv(command)
+        argv = argv_of(command)
         try:
             if pty is not None:
                 terminal_size(*pty)
@@ -389,7 +463,7 @@ class GuestChannel(GuestFiles, Carrier):
                 env=env,
                 cwd=cwd,
                 user=user,
-                flags=_flags(stdin=True, keep=keep, login_env=login_env) | ExecFlag.STARTED,
+                flags=flags_of(stdin=True, keep=keep, login_env=login_env) | ExecFlag.STARTED,
                 terminal=pty,
             )
         except RequestError as error:
@@ -398,7 +472,7 @@ class GuestChannel(GuestFiles, Carrier):
         state = await self._open_exec(
             request, argv, frozenset({STDOUT, STDERR} if pty is None else {STDOUT}), self._commands
         )
-        process = GuestProcess(state, lambda result: self._attribute(baseline, result), limit, self.kill_kept)
+        process = GuestProcess(state, lambda result: self.attribute(baseline, result), limit, self.kill_kept)
         try:
             await process.wait_started()
         except anyio.get_cancelled_exc_class():
@@ -417,7 +491,7 @@ class GuestChannel(GuestFiles, Carrier):
     ) -> ExecResult:
         collector = Collector(state, limit, None)
         if stdin is not None:
-            _feed(state, memoryview(stdin))
+            feed(state, memoryview(stdin))
         await self._finish_exec(state, timeout_s)
         return collector.result()
 
@@ -473,26 +547,26 @@ class GuestChannel(GuestFiles, Carrier):
         return time.perf_counter() - sent_at
 
 
-def _argv(command: str | Sequence[str]) -> tuple[str, ...]:
+def argv_of(command: str | Sequence[str]) -> tuple[str, ...]:
     argv = ("/bin/sh", "-c", command) if isinstance(command, str) else tuple(command)
     if not argv:
         raise SandboxError("an empty command", field="command")
     return argv
 
 
-def _flags(*, stdin: bool, keep: bool, login_env: bool) -> ExecFlag:
+def flags_of(*, stdin: bool, keep: bool, login_env: bool) -> ExecFlag:
     flags = ExecFlag.STDIN if stdin else ExecFlag.NONE
     flags |= ExecFlag.KEEP if keep else ExecFlag.NONE
     return flags | (ExecFlag.LOGIN_ENV if login_env else ExecFlag.NONE)
 
 
-def _unsendable(argv: tuple[str, ...], error: RequestError) -> ExecResult:
+def unsendable(argv: tuple[str, ...], error: RequestError) -> ExecResult:
     """A command that has no form on the wire could not be executed either: a result, as a shell would have it."""
     result = failed_result(argv, 7, "request")
     return replace(result, stderr=replace(result.stderr, head=f"proctor: {error}\n".encode("utf-8", "replace")))
 
 
-def _feed(state: Exec, data: memoryview) -> None:
+def feed(state: Exec, data: memoryview) -> None:
     """Send all of `data` as credit comes, then the end, without a task."""
     rest = data
 

@@ -41,6 +41,8 @@ from proctor.sandbox.native.frames import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
+    from proctor.sandbox.native.resume import Resumption
+
 REPORT_MAX = 16 << 20
 _CREDIT_STEP = WINDOW // 2
 # Steps that depend on nothing the candidate can change: when one fails, the machinery did.
@@ -56,6 +58,10 @@ class Attribution(Protocol):
 
     def before(self) -> object:
         """Called when a command starts; whatever it returns is given back to `after`."""
+        ...
+
+    def recall(self, baseline: tuple[int, ...]) -> object:
+        """What `before` returned, from how it was written down."""
         ...
 
     def after(self, baseline: object, result: ExecResult) -> EndReason | None:
@@ -74,7 +80,13 @@ class Exec:
     """The state of one exec id. Synchronous: the channel feeds it frames and it answers through `send`."""
 
     def __init__(
-        self, exec_id: int, argv: tuple[str, ...], send: Callable[[bytes], None], *, subs: frozenset[int]
+        self,
+        exec_id: int,
+        argv: tuple[str, ...],
+        send: Callable[[bytes], None],
+        *,
+        subs: frozenset[int],
+        resumption: Resumption | None = None,
     ) -> None:
         self.exec_id = exec_id
         self.argv = argv
@@ -99,6 +111,13 @@ class Exec:
         self._open = set(subs)
         self._windows = dict.fromkeys(subs, WINDOW)
         self._consumed = dict.fromkeys(subs, 0)
+        self.settled = True
+        """False while a durable command's end could not be written down: the guest then keeps it."""
+        if resumption is not None:
+            self.stdin_credit = resumption.stdin_window
+            self.stdin_open = resumption.input_open
+            if resumption.started:
+                self.running.set()
 
     # -- frames ------------------------------------------------------------------------------------------------------
 
@@ -335,8 +354,12 @@ class GuestProcess:
         self._state.consumed(sub, len(data))
         return sub, data
 
-    async def output(self) -> AsyncGenerator[tuple[Literal["stdout", "stderr"], bytes], None]:
+    async def output(self, since: int = 0) -> AsyncGenerator[tuple[Literal["stdout", "stderr"], bytes], None]:
         """Chunks as they arrive; ends with the command. Not reading them stops the command."""
+        if since:
+            raise SandboxError(
+                "only output of a durable sandbox is kept", field="since", remedy="begin at 0, or lifecycle.durable"
+            )
         self._readers += 1
         try:
             while True:

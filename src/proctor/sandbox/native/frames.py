@@ -64,10 +64,21 @@ class FrameType(IntEnum):
     QUERY = 24
     REFUSED = 25
     RESIZE = 32
+    RESUME = 33
+    RESUMED = 34
+    DONE = 35
 
 
 NETWORK_TYPES: Final = range(16, 32)
 """Types of frames of the carried network."""
+
+
+class HelloFlag(IntFlag):
+    """What a guest says of itself."""
+
+    GROUPS = 1
+    DURABLE = 2
+    RESUMED = 4
 
 
 class ExecFlag(IntFlag):

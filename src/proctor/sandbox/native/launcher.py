@@ -8,27 +8,37 @@ from __future__ import annotations
 
 import errno
 import os
+import select
+import signal
 import socket
 import subprocess
 import zlib
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 
 from proctor.common import InfraError
 from proctor.sandbox.contract import LaunchError
+from proctor.sandbox.native import doorbell
 from proctor.sandbox.native.cgroup import CgroupLayout
 from proctor.sandbox.native.plan import (
     REPLY_MAX,
+    Held,
     LauncherSetup,
     LaunchReply,
     Plan,
+    decode_held,
     decode_reply,
+    encode_adopt,
     encode_plan,
     encode_setup,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 BINARY = Path(__file__).resolve().parent.parent / "_bin" / "proctor-init"
 
@@ -40,6 +50,7 @@ _GUEST_UID_FLOOR = 0x1FF0_0000
 """Ids of guests: one for each range, below all ranges, in no sandbox's map."""
 _MAX_FDS = 16
 _END_S = 5.0
+_KNOCK_AGAIN_S = 0.02
 
 _REMEDIES = {
     "layer-idmap": "the layers' file system cannot be id-mapped; keep images on ext4, xfs or btrfs",
@@ -78,6 +89,8 @@ class LauncherConfig:
     uid_start: int | None = None
     """First unprivileged id of this Edge's sandboxes; None: one of ten slices, chosen by the Edge's name."""
     uid_ranges: int = _RANGES_PER_EDGE
+    folder: Path | None = None
+    """The Edge's directory: then the launcher outlives the Edge and is found again there (`doorbell`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +122,50 @@ class _Pending:
     fds: list[int] = field(default_factory=list)
 
 
+class _Process:
+    """The launcher's process: our child, or (`child` None) that of an earlier Edge."""
+
+    def __init__(self, pid: int, child: subprocess.Popen[bytes] | None = None) -> None:
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
+        self._child = child
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return not select.select([self._pidfd], [], [], 0)[0]
+
+    def kill(self) -> None:
+        """SIGKILL; gone is fine."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    async def ended(self) -> None:
+        """Wait for its end, and reap it if it is ours to reap."""
+        if self._pidfd >= 0:
+            await anyio.wait_readable(self._pidfd)
+        if self._child is not None:
+            self._child.wait()
+        else:
+            with suppress(ChildProcessError):  # an earlier Edge may have been one of this process
+                os.waitpid(self.pid, 0)
+
+    def close(self) -> None:
+        """Close the descriptor. Idempotent."""
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
 class Launcher:
     """One launcher process. Make it with `start`; `close` ends it and everything it made."""
 
     def __init__(
-        self, config: LauncherConfig, layout: CgroupLayout, process: subprocess.Popen[bytes], sock: socket.socket
+        self, config: LauncherConfig, layout: CgroupLayout, process: _Process | None, sock: socket.socket
     ) -> None:
         self.config = config
         self.layout = layout
+        self.held: list[Held] = []
+        """What it had kept when we came to it (`reconnect`)."""
         self._process = process
         self._socket = sock
         self._pending: dict[int, _Pending] = {}
@@ -136,13 +185,13 @@ class Launcher:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
-                process = _spawn(config.binary.absolute(), theirs)
+                process = _spawn(config.binary.absolute(), theirs, outlives=config.folder is not None)
             except OSError as error:
                 ours.close()
                 await layout.remove_edge(config.edge)
                 raise LaunchError(f"cannot execute {config.binary.name}: {error.strerror}") from error
         ours.setblocking(False)
-        launcher = cls(config, layout, process, ours)
+        launcher = cls(config, layout, _Process(process.pid, process), ours)
         setup = LauncherSetup(
             edge=config.edge,
             cgroups=trees,
@@ -150,10 +199,11 @@ class Launcher:
             uid_start=config.uid_start if config.uid_start is not None else default_uid_start(config.edge),
             uid_ranges=config.uid_ranges,
             guest_uid=default_guest_uid(config.edge),
+            durable=config.folder is not None,
         )
         try:
-            with anyio.fail_after(config.start_timeout_s):
-                await launcher._handshake(encode_setup(setup))
+            with anyio.fail_after(config.start_timeout_s), _doorbell(config.folder) as descriptors:
+                await launcher._handshake(encode_setup(setup), descriptors)
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await launcher.close()
@@ -162,8 +212,59 @@ class Launcher:
             raise
         return launcher
 
+    @classmethod
+    async def reconnect(cls, config: LauncherConfig, layout: CgroupLayout) -> Launcher:
+        """Come back to the launcher that an earlier Edge of `config.folder` has left. Raises LaunchError."""
+        assert config.folder is not None
+        launcher = None
+        try:
+            with anyio.fail_after(config.start_timeout_s):
+                while launcher is None:
+                    launcher = await cls._try_reconnect(config, layout, config.folder)
+                    if launcher is None:  # it has not noticed yet that its last Edge is gone
+                        await anyio.sleep(_KNOCK_AGAIN_S)
+        except TimeoutError as error:
+            raise LaunchError(f"the launcher of {config.edge} did not answer") from error
+        except (OSError, ValueError) as error:
+            raise LaunchError(f"cannot come back to the launcher of {config.edge}: {error}") from error
+        return launcher
+
+    @classmethod
+    async def _try_reconnect(cls, config: LauncherConfig, layout: CgroupLayout, folder: Path) -> Launcher | None:
+        launcher = cls(config, layout, None, doorbell.knock(folder))
+        try:
+            await launcher._handshake()
+            while True:
+                await anyio.wait_readable(launcher._socket)
+                held = decode_held(launcher._socket.recv(REPLY_MAX))
+                if not held.slot:
+                    launcher._process = _Process(held.pid)
+                    return launcher
+                launcher.held.append(held)
+        except LaunchError:
+            launcher.detach()
+            return None
+        except BaseException:
+            launcher.detach()
+            raise
+
+    def detach(self) -> None:
+        """Let go of a launcher that outlives us. Launches that are still waiting get a LaunchError."""
+        self._lose("detached")
+        self._socket.close()
+        self._close()
+
     async def launch(self, plan: Plan) -> Launched:
         """Make one sandbox. Raises LaunchError with the step and the kernel's error; then nothing of it is left."""
+        return await self._ask(plan.name, lambda request: encode_plan(plan, request), plan.descriptors)
+
+    async def adopt(self, slot: str) -> Launched:
+        """A sandbox that an earlier Edge has left, with a new channel. Raises LaunchError; then it goes on without."""
+        return await self._ask(slot, lambda request: encode_adopt(slot, request), (), is_new=False)
+
+    async def _ask(
+        self, name: str, encode: Callable[[int], bytes], descriptors: tuple[int, ...], *, is_new: bool = True
+    ) -> Launched:
         if self._lost is not None:
             raise LaunchError(f"the launcher is gone: {self._lost}", remedy="start a new Edge")
         request = self._next_request
@@ -171,19 +272,19 @@ class Launcher:
         pending = self._pending[request] = _Pending()
         try:
             with anyio.fail_after(self.config.launch_timeout_s):
-                await self._send(encode_plan(plan, request), plan.descriptors)
+                await self._send(encode(request), descriptors)
                 reply = await self._reply(pending)
         except TimeoutError as error:
-            await self._abandon(request, pending)
-            raise LaunchError(f"{plan.name}: no answer in {self.config.launch_timeout_s:g} s") from error
+            await self._abandon(request, pending, is_new=is_new)
+            raise LaunchError(f"{name}: no answer in {self.config.launch_timeout_s:g} s") from error
         except BaseException:
-            await self._abandon(request, pending)
+            await self._abandon(request, pending, is_new=is_new)
             raise
         if reply.errno:
             if reply.slot:
                 with anyio.CancelScope(shield=True):
                     await self.layout.slot(self.config.edge, reply.slot).destroy()
-            message = f"{plan.name}: {reply.step}: {os.strerror(reply.errno)}"
+            message = f"{name}: {reply.step}: {os.strerror(reply.errno)}"
             raise StepError(message, step=reply.step, errno=reply.errno)
         return _launched(reply, pending.fds)
 
@@ -204,29 +305,30 @@ class Launcher:
         try:
             with anyio.move_on_after(_END_S):
                 await self._ended()
-            if self._process.poll() is None:
+            if self._process is not None and self._process.alive():
                 self._process.kill()
                 await self._ended()
             await self.layout.remove_edge(self.config.edge)
         finally:
             self._socket.close()
-            if self._unified_fd >= 0:
-                os.close(self._unified_fd)
-                self._unified_fd = -1
+            self._close()
+
+    def _close(self) -> None:
+        if self._process is not None:
+            self._process.close()
+        if self._unified_fd >= 0:
+            os.close(self._unified_fd)
+            self._unified_fd = -1
 
     async def _ended(self) -> None:
         """Wait for the process to end, and reap it."""
-        if self._process.poll() is None:
-            pidfd = os.pidfd_open(self._process.pid)
-            try:
-                await anyio.wait_readable(pidfd)
-            finally:
-                os.close(pidfd)
-            self._process.wait()
+        if self._process is not None:
+            await self._process.ended()
 
-    async def _handshake(self, setup: bytes) -> None:
+    async def _handshake(self, setup: bytes | None = None, descriptors: tuple[int, ...] = ()) -> None:
         try:
-            await self._send(setup, ())
+            if setup is not None:
+                await self._send(setup, descriptors)
             await anyio.wait_readable(self._socket)
             data, fds, _, _ = socket.recv_fds(self._socket, REPLY_MAX, _MAX_FDS)
         except (ConnectionResetError, LaunchError):  # it ended with our message unread
@@ -308,11 +410,14 @@ class Launcher:
         for pending in self._pending.values():
             pending.event.set()
 
-    async def _abandon(self, request: int, pending: _Pending) -> None:
-        """The caller gave up. Its sandbox, if there will be one, ends when the descriptors it comes with are closed."""
+    async def _abandon(self, request: int, pending: _Pending, *, is_new: bool) -> None:
+        """The caller gave up. Its sandbox, if there will be one, is ended, unless it was there before."""
         self._pending.pop(request, None)
         if pending.reply is not None:
             _close_all(pending.fds)
+            if is_new and pending.reply.slot:
+                with anyio.CancelScope(shield=True):
+                    await self.layout.slot(self.config.edge, pending.reply.slot).destroy()
             return
         orphan = self._pending[request] = _Pending()
         with anyio.CancelScope(shield=True), anyio.move_on_after(1.0):
@@ -323,17 +428,35 @@ class Launcher:
             finally:
                 self._pending.pop(request, None)
             _close_all(orphan.fds)
-            if reply.slot:
+            if is_new and reply.slot:
                 await self.layout.slot(self.config.edge, reply.slot).destroy()
 
 
-def _spawn(binary: Path, sock: socket.socket) -> subprocess.Popen[bytes]:
-    """Not asyncio's subprocess: the launcher has no pipes, and its end is seen as the end of its socket."""
+@contextmanager
+def _doorbell(folder: Path | None) -> Iterator[tuple[int, ...]]:
+    """What a launcher needs to be found again, for the length of a message; nothing for a tied one."""
+    if folder is None:
+        yield ()
+        return
+    bell, lock = doorbell.hang(folder)
+    try:
+        yield (bell.fileno(), lock)
+    finally:
+        bell.close()
+        os.close(lock)
+
+
+def _spawn(binary: Path, sock: socket.socket, *, outlives: bool) -> subprocess.Popen[bytes]:
+    """Not asyncio's subprocess: the launcher has no pipes, and its end is seen as the end of its socket.
+
+    One that outlives us keeps nothing of ours: whoever reads our stderr must see its end when we end.
+    """
     return subprocess.Popen(
         [str(binary), "launcher", str(sock.fileno())],
         pass_fds=(sock.fileno(),),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL if outlives else None,
         cwd="/",
         env={},
     )

@@ -28,7 +28,8 @@ _MAGIC = 0x43525031
 _HEADER = struct.Struct("<IHHQ")
 _FIELD = struct.Struct("<HI")
 _LAUNCHED = struct.Struct("<iII32s64s768s768s")
-_CONFIG, _READY, _LAUNCH, _LAUNCHED_TYPE = 1, 2, 3, 4
+_HELD_BODY = struct.Struct("<64s64sIIII")
+_CONFIG, _READY, _LAUNCH, _LAUNCHED_TYPE, _HELD, _ADOPT = 1, 2, 3, 4, 5, 6
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,63}\Z")
 
 DOCKER_CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 31)
@@ -93,6 +94,8 @@ class Plan:
     shm_bytes: int | None = None
     """Size of /dev/shm. None: 64 MB, but at most a sixteenth of the memory, so that a full one starves nobody."""
     force_paths: bool = False
+    durable_until_ms: int | None = None
+    """None: it ends with its Edge. Otherwise it outlives it, until this time of CLOCK_BOOTTIME at most (0: no end)."""
 
     def __post_init__(self) -> None:
         _require(_PLAIN_NAME.match(self.name) is not None, "name", "1-63 of letters, digits, dash, underscore")
@@ -136,6 +139,8 @@ class LauncherSetup:
     uid_start: int
     uid_ranges: int
     guest_uid: int
+    durable: bool = False
+    """It outlives its Edge; a listening socket and a lock come with the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +162,8 @@ def encode_setup(setup: LauncherSetup) -> bytes:
     fields = [_field(1, _text(setup.edge))]
     fields += [_field(2, _text(tree.controllers) + _text(str(tree.path))) for tree in setup.cgroups]
     fields.append(_field(3, struct.pack("<IIII", setup.pool, setup.uid_start, setup.uid_ranges, setup.guest_uid)))
+    if setup.durable:
+        fields.append(_field(4, b""))
     return _HEADER.pack(_MAGIC, VERSION, _CONFIG, 0) + b"".join(fields)
 
 
@@ -182,10 +189,39 @@ def encode_plan(plan: Plan, request: int) -> bytes:
     fields.append(_field(10, plan.seccomp))
     fields.append(_field(11, struct.pack("<I", 1 if plan.network == "open" else 0)))
     fields.append(_field(12, struct.pack("<Q", plan.shm_size)))
-    fields.append(_field(13, struct.pack("<I", 1 if plan.force_paths else 0)))
+    durable = plan.durable_until_ms is not None
+    fields.append(_field(13, struct.pack("<I", (1 if plan.force_paths else 0) | (2 if durable else 0))))
+    if durable:
+        fields.append(_field(14, struct.pack("<Q", plan.durable_until_ms)))
     message = _HEADER.pack(_MAGIC, VERSION, _LAUNCH, request) + b"".join(fields)
     _require(len(message) <= MESSAGE_MAX, "plan", f"at most {MESSAGE_MAX} bytes when encoded, not {len(message)}")
     return message
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A durable sandbox that a launcher has kept for its next Edge: `name` is that of its plan."""
+
+    slot: str
+    name: str
+    pid: int
+    uid_base: int
+    dead: bool
+    expired: bool
+    """The launcher has ended it, because its time was up."""
+
+
+def encode_adopt(slot: str, request: int) -> bytes:
+    """The ADOPT message: give the sandbox in `slot` a new channel. Answered as a launch is."""
+    return _HEADER.pack(_MAGIC, VERSION, _ADOPT, request) + _text(slot)
+
+
+def decode_held(data: bytes) -> Held:
+    """A HELD message; the last one has no slot and the launcher's own pid. Raises ValueError for anything else."""
+    if len(data) != _HEADER.size + _HELD_BODY.size or _HEADER.unpack_from(data)[:3] != (_MAGIC, VERSION, _HELD):
+        raise ValueError(f"{len(data)} bytes instead of what it holds")
+    slot, name, pid, uid_base, dead, expired = _HELD_BODY.unpack_from(data, _HEADER.size)
+    return Held(_untext(slot), _untext(name), pid, uid_base, bool(dead), bool(expired))
 
 
 def decode_reply(data: bytes) -> LaunchReply | None:

@@ -27,6 +27,10 @@ class Order:
     """The same layers as paths, or as open directories (frozen uppers)."""
     on_disk: Callable[[], None]
     """To be called when the upper needs the machine's disk although it was admitted with one in memory; may refuse."""
+    durable_until_ms: int | None = None
+    """None: tied to the Edge. Otherwise it outlives it, until this time of CLOCK_BOOTTIME at most (0: no end)."""
+    first_exec_id: int = 1
+    """Above the ids of all commands of earlier incarnations, where those are remembered."""
 
     @property
     def name(self) -> str:

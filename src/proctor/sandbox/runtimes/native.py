@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 
@@ -20,21 +20,30 @@ from proctor.sandbox.native.launcher import Launched, Launcher, LauncherConfig, 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from proctor.sandbox._durable import Commands
+    from proctor.sandbox.adoption import LiveRecord
     from proctor.sandbox.contract import Resources
-    from proctor.sandbox.native.plan import Plan
+    from proctor.sandbox.native.plan import Held, Plan
     from proctor.sandbox.runtimes.contract import Order
 
 log = logging.getLogger(__name__)
 
 
+Durability = Literal["tied", "durable", "adopting"]
+"""Whether the launcher ends with its Edge; `adopting`: an earlier Edge has left one that lives."""
+
+
 class NativeRuntime:
     """The launcher of one Edge, and what its sandboxes need of the machine."""
 
-    def __init__(self, edge_id: str, home: Path, *, pool_size: int) -> None:
+    def __init__(self, edge_id: str, home: Path, *, pool_size: int, durable: Durability = "tied") -> None:
         """`home`: where disk images and their templates are; `pool_size`: launch slots kept ready."""
         self._edge_id = edge_id
         self._home = home
         self._pool_size = pool_size
+        self._durable = durable
+        self.leaving = False
+        """Sandboxes live on: `close` is to leave them to another Edge."""
         self._memory_works = True  # until a launch shows otherwise
         self._templates = disk.Templates(home / "disks")
         self._replacing = anyio.Lock()
@@ -42,7 +51,10 @@ class NativeRuntime:
 
     async def start(self) -> None:
         """Start the launcher, then remove what dead Edges of this home left."""
-        await self._start_launcher()
+        if self._durable == "adopting":
+            await self._find_launcher()
+        else:
+            await self._start_launcher()
         try:
             # Not before: where cgroup2 is mounted nowhere, only the launcher's layout can see all groups.
             await sweep.sweep_dead(self._home, self.layout)
@@ -52,16 +64,68 @@ class NativeRuntime:
             raise
 
     async def _start_launcher(self) -> Launcher:
-        config = LauncherConfig(edge=self._edge_id, pool=self._pool_size)
-        self._launcher = await Launcher.start(config, CgroupLayout.detect())
-        self.layout = self._launcher.layout
+        return self._use(await Launcher.start(self._config(), CgroupLayout.detect()))
+
+    async def _find_launcher(self) -> None:
+        """Come back to the launcher of an earlier Edge; if it has died meanwhile, its sandboxes have too."""
+        try:
+            self._use(await Launcher.reconnect(self._config(), CgroupLayout.detect()))
+        except LaunchError as error:
+            log.warning("%s: starting another", error)
+            await CgroupLayout.detect().remove_edge(self._edge_id)
+            await self._start_launcher()
+
+    def _config(self) -> LauncherConfig:
+        folder = self._home / "edges" / self._edge_id if self._durable != "tied" else None
+        return LauncherConfig(edge=self._edge_id, pool=self._pool_size, folder=folder)
+
+    def _use(self, launcher: Launcher) -> Launcher:
+        self._launcher = launcher
+        self.layout = launcher.layout
         self._watch = sweep.SlotWatch(self._edge_id, self.layout)
-        return self._launcher
+        return launcher
 
     async def close(self) -> None:
         """End the launcher."""
-        if self._launcher is not None:
+        if self._launcher is None:
+            return
+        if self.leaving:
+            self._launcher.detach()
+        else:
             await self._launcher.close()
+
+    # --- what an earlier Edge has left ------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> list[Held]:
+        """The sandboxes that the launcher has kept for us."""
+        return self._launcher.held if self._launcher is not None else []
+
+    async def adopt(self, held: Held, live: LiveRecord, commands: Commands) -> SlotIncarnation:
+        """A guest that is there already, on a channel of ours. Raises LaunchError; then it goes on without us."""
+        assert self._launcher is not None
+        launched = await self._launcher.adopt(held.slot)
+        try:
+            group = self.layout.slot(self._edge_id, held.slot)
+            counters = Counters(group, launched.upper_fd)
+            counters.before()
+            channel = GuestChannel(launched.channel, attribution=counters, revive=commands.revive)
+        except BaseException:
+            launched.close()
+            raise
+        driver: disk.Driver = "memory" if live.driver == "memory" else "loop"
+        return SlotIncarnation(live.incarnation, launched, group, channel, counters, driver, live.mechanisms)
+
+    async def destroy(self, slot: str) -> None:
+        """End what is in a slot that is nobody's, and remove its groups."""
+        await self.layout.slot(self._edge_id, slot).destroy()
+
+    def oom_kills(self, slot: str) -> int:
+        """How often the kernel has killed for memory in a slot."""
+        try:
+            return self.layout.slot(self._edge_id, slot).stats().oom_kills
+        except FileNotFoundError:
+            return 0
 
     def leftovers(self) -> bool:
         """Whether groups could not be removed."""
@@ -114,7 +178,9 @@ class NativeRuntime:
             raise
 
     def _plan(self, order: Order, image_file: Path | None) -> Plan:
-        return make_plan(order.name, order.spec, order.image, order.paths, image_file)
+        return make_plan(
+            order.name, order.spec, order.image, order.paths, image_file, durable_until_ms=order.durable_until_ms
+        )
 
     async def _ask_launcher(self, plan: Plan) -> Launched:
         """Launch; a launcher that has died (its sandboxes with it) is replaced once."""
@@ -136,6 +202,6 @@ class NativeRuntime:
     def _incarnation(self, order: Order, launched: Launched, driver: disk.Driver) -> SlotIncarnation:
         group = self.layout.slot(self._edge_id, launched.slot)
         counters = Counters(group, launched.upper_fd)
-        channel = GuestChannel(launched.channel, attribution=counters)
+        channel = GuestChannel(launched.channel, attribution=counters, first_id=order.first_exec_id)
         mechanisms = mechanisms_of(self.layout, order.spec.resources, driver, launched, memory_works=self._memory_works)
         return SlotIncarnation(order.number, launched, group, channel, counters, driver, mechanisms)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from proctor.common import ProctorError, RefusedError
-from proctor.sandbox.runtimes.native import NativeRuntime
+from proctor.sandbox.runtimes.native import Durability, NativeRuntime
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class Runtimes:
     """The runtimes of one Edge, each started when it is first asked for."""
 
-    def __init__(self, edge_id: str, home: Path, *, pool_size: int) -> None:
+    def __init__(self, edge_id: str, home: Path, *, pool_size: int, durable: Durability = "tied") -> None:
         self._edge_id = edge_id
-        self.native = NativeRuntime(edge_id, home, pool_size=pool_size)
+        self.native = NativeRuntime(edge_id, home, pool_size=pool_size, durable=durable)
         self._drivers: dict[str, RuntimeDriver] = {"native": self.native}
         self._started: dict[str, RuntimeDriver] = {}
         self._starting = anyio.Lock()
