@@ -21,6 +21,7 @@ from proctor.sandbox.journal_reader import fold, read
 from .edges import gauges, loops, small, until
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from proctor.sandbox.box import Box

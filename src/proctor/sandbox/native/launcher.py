@@ -146,8 +146,12 @@ class _Process:
         if self._child is not None:
             self._child.wait()
         else:
-            with suppress(ChildProcessError):  # an earlier Edge may have been one of this process
-                os.waitpid(self.pid, 0)
+            self._reap()
+
+    def _reap(self) -> None:
+        """An earlier Edge may have been one of this very process."""
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, os.WNOHANG)
 
     def close(self) -> None:
         """Close the descriptor. Idempotent."""
