@@ -156,6 +156,7 @@ class Edge:
                 for box in list(self._boxes.values()):
                     if box.spec.lifecycle.durable and box.leave():
                         self._left = self._runtimes.native.leaving = True
+                        ends.start_soon(box._end_network)
                     else:
                         ends.start_soon(self._end_logged, box, EndReason.CLOSED, "the Edge ended")
             self._burial.discard(self._frozen.close())
