@@ -23,6 +23,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "task": ("proctor.cli.task", "task", "Check and import tasks and datasets."),
     "box": ("proctor.cli.box", "box", "Use a sandbox by itself: run, exec, shell, net, ls, rm."),
     "image": ("proctor.cli.image", "image", "Build, import, list and remove images."),
+    "serve": ("proctor.cli.serve", "serve", "Serve a part by itself: the model gateway."),
     "doctor": ("proctor.cli.doctor", "doctor", "What this machine can do, tier by tier, and what to install."),
 }
 

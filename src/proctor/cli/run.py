@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 SECTIONS = {
-    "Who sits the exam": ("agents", "models", "options", "predictions", "declaration"),
+    "Who sits the exam": ("agents", "models", "gateway", "options", "predictions", "declaration"),
     "What is asked": ("select", "split", "attempts", "seed", "limits", "stop_when"),
     "What is changed": ("ablate", "perturb", "tool_faults", "faults", "condition"),
     "How it is run": ("allow_network", "concurrency", "record_snapshots", "output", "resume", "as_json"),
@@ -44,6 +44,12 @@ class SectionedCommand(click.Command):
     multiple=True,
     metavar="MODEL",
     help="NAME@URL of an OpenAI-compatible endpoint, or a TOML file, for the agents that need one.",
+)
+@click.option(
+    "--gateway",
+    type=click.Path(),
+    metavar="FILE",
+    help="A gateway's TOML file: upstreams, pins, limits, budgets. --model then takes names from it.",
 )
 @click.option(
     "--option",

@@ -49,6 +49,8 @@ class Declaration(_Table):
     select: list[str] = []
     split: Literal["public", "held_out", "private"] | None = None
     stop_when: str | None = None
+    gateway: str | None = None
+    """A gateway's file; `models` are then names of models in it."""
     limits: dict[str, int | float] = {}
     options: dict[str, Any] = {}
     """For every harness that takes them."""
@@ -91,6 +93,7 @@ def read_declaration(path: Path) -> Request:
         perturb=tuple(declared.perturb),
         tool_faults=tuple(declared.tool_faults),
         stop_when=declared.stop_when,
+        gateway=os.path.normpath(folder / declared.gateway) if declared.gateway is not None else None,
     )
 
 

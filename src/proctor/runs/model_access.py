@@ -6,7 +6,7 @@ Harnesses in this process and programs in a sandbox are served by the same gatew
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -90,9 +90,31 @@ def gateway_of(plan: RunPlan) -> tuple[GatewayConfig, dict[str, str]]:
     """
     agents = [agent for agent in plan.agents if agent.model is not None]
     if plan.gateway is not None:
-        return plan.gateway, {agent.label: agent.model.name for agent in agents if agent.model is not None}
+        config = plan.gateway
+        for agent in agents:
+            config = _aimed(config, agent)
+        return config, {agent.label: agent.model.name for agent in agents if agent.model is not None}
     specs, names = _named(agents)
     return config_of(specs), names
+
+
+def _aimed(config: GatewayConfig, agent: AgentSpec) -> GatewayConfig:
+    """The configuration with the agent's model at the agent's own address: a replay puts recorded answers in place of
+    the upstream. Nothing of the model's may then reach the upstream, its key and its fallbacks included."""
+    assert agent.model is not None
+    model = config.models[agent.model.name]
+    upstream = config.upstreams[model.upstream]
+    if upstream.base_url == agent.model.base_url:
+        return config
+    name = f"{model.upstream}@{agent.label}"
+    aimed = replace(
+        upstream, name=name, base_url=agent.model.base_url, key=None, key_source="", headers={}, health=None
+    )
+    return replace(
+        config,
+        upstreams={**config.upstreams, name: aimed},
+        models={**config.models, model.name: replace(model, upstream=name, fallback=())},
+    )
 
 
 def _named(agents: list[AgentSpec]) -> tuple[dict[str, ModelSpec], dict[str, str]]:

@@ -15,6 +15,7 @@ from proctor.agents.contract import InstalledHarness
 from proctor.agents.registry import load_harness
 from proctor.common import ConfigError, RefusedError, digest_file, digest_json, digest_tree, new_id
 from proctor.runs.conditions import Asked, make_conditions
+from proctor.runs.gateways import gateway_again, gateway_models, load_gateway, locked
 from proctor.runs.lock import unlock_model
 from proctor.runs.network import NetworkGrant
 from proctor.runs.plan import LIMIT_NAMES, AgentSpec, RunPlan, check_unique, effective_limits
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from proctor.agents.contract import Harness
     from proctor.models.contract import ModelSpec
+    from proctor.models.gateway import GatewayConfig
     from proctor.runs.formats import RunLock
     from proctor.tasks.model import Dataset
 
@@ -55,17 +57,19 @@ class Request:
     predictions: str | None = None
     stop_when: str | None = None
     record_snapshots: str | None = None
+    gateway: str | None = None
     run_id: str = field(default_factory=lambda: new_id("run"))
 
 
 def plan_request(request: Request) -> RunPlan:
     """Load everything that is asked for and lay it out as a plan. Raises ConfigError or RefusedError."""
+    gateway = load_gateway(request.gateway)
     if request.predictions is not None:
         if request.agents:
             raise ConfigError("a predictions file is graded without an agent", field="--agent", remedy="leave it out")
         agents, digest = [predictions_agent(Path(request.predictions))], digest_file(Path(request.predictions))
     else:
-        agents, digest = load_agents(request.agents, request.models, request.options), None
+        agents, digest = load_agents(request.agents, request.models, request.options, gateway), None
     network = NetworkGrant.parse(request.allow_network) if request.allow_network is not None else None
     datasets = load_datasets(request.sources, request.select, network=network is not None)
     return _plan(
@@ -82,6 +86,8 @@ def plan_request(request: Request) -> RunPlan:
         split=request.split,
         stop_when=request.stop_when,
         record_snapshots=read_every(request.record_snapshots) if request.record_snapshots else None,
+        gateway_file=request.gateway,
+        gateway=gateway,
         predictions=os.path.abspath(request.predictions) if request.predictions is not None else None,
         predictions_digest=digest,
     )
@@ -101,6 +107,7 @@ def plan_again(lock: RunLock) -> RunPlan:
     else:
         agents, digest = [_agent_again(agent) for agent in lock.agents], None
     select = tuple(lock.options.get("select", ()))
+    gateway_file, gateway = gateway_again(lock.options)
     return _plan(
         load_datasets(lock.sources, select, network=lock.network is not None),
         agents,
@@ -115,6 +122,8 @@ def plan_again(lock: RunLock) -> RunPlan:
         split=lock.options.get("split"),
         stop_when=lock.options.get("stop_when"),
         record_snapshots=lock.options.get("record_snapshots"),
+        gateway_file=gateway_file,
+        gateway=gateway,
         predictions=lock.predictions,
         predictions_digest=digest,
     )
@@ -174,6 +183,8 @@ def _plan(
     record_snapshots: int | None = None,
     condition: str | None,
     asked: Asked,
+    gateway_file: str | None,
+    gateway: GatewayConfig | None,
     **rest: Any,
 ) -> RunPlan:
     entries = [entry for dataset in datasets for entry in dataset.entries if split is None or entry.split == split]
@@ -192,6 +203,7 @@ def _plan(
     options: dict[str, Any] = {"select": list(select), "split": split}
     options |= {"stop_when": stop_when} if stop_when else {}
     options |= {"record_snapshots": record_snapshots} if record_snapshots else {}
+    options |= locked(gateway_file, gateway)
     options |= {"conditions": asked.as_json(), "condition_given": condition is not None} if asked else {}
     plan = RunPlan(
         dataset_name=one.name if one else "+".join(dataset.name for dataset in datasets),
@@ -203,6 +215,7 @@ def _plan(
         unrunnable=unrunnable,
         options=options,
         conditions=conditions,
+        gateway=gateway,
         **rest,
     )
     check_keys(plan.agents)
@@ -262,20 +275,23 @@ def predictions_agent(path: Path) -> AgentSpec:
     return AgentSpec(label=label or PREDICTIONS, ref=PREDICTIONS, name=PREDICTIONS, version="1")
 
 
-def load_agents(agents: Sequence[str], models: Sequence[str], options: Sequence[str]) -> list[AgentSpec]:
-    """`[LABEL=]NAME` or `[LABEL=]module:Class` for each agent; each that needs a model is taken with every model."""
+def load_agents(
+    agents: Sequence[str], models: Sequence[str], options: Sequence[str], gateway: GatewayConfig | None = None
+) -> list[AgentSpec]:
+    """`[LABEL=]NAME` or `[LABEL=]module:Class` for each agent; each that needs a model is taken with every model. With
+    a gateway, `models` are names of models in its file; none means all."""
     from proctor.models.spec import load_model
 
     if not agents:
         raise ConfigError("no agent is given", field="--agent", remedy="give --agent NAME, or --predictions FILE")
-    specs = [load_model(text) for text in models]
+    specs = gateway_models(gateway, models) if gateway else [load_model(text) for text in models]
     wanted = [_Wanted(*_split_label(text)) for text in agents]
     give_options(options, wanted)
     found: list[AgentSpec] = []
     for agent in wanted:
         harness = agent.harness
         if harness.needs_model and not specs:
-            remedy = "give --model NAME@URL or a model file"
+            remedy = "give --model NAME@URL or a model file, or --gateway FILE"
             raise ConfigError(f"harness {harness.name} needs a model", field="--model", remedy=remedy)
         agent.check_options()
         chosen: Sequence[ModelSpec | None] = specs if harness.needs_model else [None]

@@ -99,6 +99,7 @@ class Purse:
         self.exceeded: Exceeded | None = None
         self._in_flight = 0
         self._reserved = Estimate(0, 0.0)
+        self._largest = 0
         self._settled = anyio.Event()
 
     def check(self) -> Exceeded | None:
@@ -114,7 +115,9 @@ class Purse:
         if self._in_flight == 0:
             return True
         budgets, spent, reserved = self.budgets, self.spent, self._reserved
-        if budgets.tokens is not None and spent.tokens + reserved.tokens + estimate.tokens > budgets.tokens:
+        # What the largest call so far took, each call in flight may take as well.
+        expected = max(estimate.tokens, self._largest) + max(reserved.tokens, self._in_flight * self._largest)
+        if budgets.tokens is not None and spent.tokens + expected > budgets.tokens:
             return False
         return budgets.cost_usd is None or spent.usd + reserved.usd + estimate.usd <= budgets.cost_usd
 
@@ -132,7 +135,9 @@ class Purse:
         """A call has ended."""
         self._in_flight -= 1
         self._reserve(reserved, -1)
+        before = self.spent.tokens
         self.spent.add(usage, estimate)
+        self._largest = max(self._largest, self.spent.tokens - before)
         spent, budgets = self.spent, self.budgets
         if budgets.tokens is not None and spent.tokens > budgets.tokens:
             self.exceeded = self.exceeded or Exceeded(self.scope, "tokens", budgets.tokens, spent.tokens)
@@ -178,6 +183,8 @@ class TrialAccess:
     run_purse: Purse
     slots: anyio.Semaphore
     on_close: Callable[[TrialAccess], None]
+    begun: Callable[[CallRecord], None] | None = None
+    """Told of every call before it goes upstream, as it would be on record if it never ended (`number` names it)."""
     token: str = field(default_factory=lambda: f"sk-proctor-{secrets.token_urlsafe(32)}", repr=False)
     exceeded: Exceeded | None = None
     """The budget that ended the trial: its own, or the run's when a call was refused for it."""
@@ -188,6 +195,7 @@ class TrialAccess:
     def __post_init__(self) -> None:
         self.redactor = Redactor([self.token])
         self.seq = 0
+        self.numbers = 0
         self.response_ids: set[str] = set()
         self._ended = anyio.Event()
         self._quiet = anyio.Event()

@@ -36,10 +36,14 @@ class _Failed(Exception):
 
 
 class GatewayApp:
-    """Serves one gateway. Callers prove who they are by their trial's token, as a bearer token or an `x-api-key`."""
+    """Serves one gateway. Callers prove who they are by their trial's token, as a bearer token or an `x-api-key`.
 
-    def __init__(self, gateway: Gateway) -> None:
+    `details` shows on the health page how each upstream is: for a page that no candidate can open.
+    """
+
+    def __init__(self, gateway: Gateway, *, details: bool = False) -> None:
         self._gateway = gateway
+        self._details = details
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """One request. Lifespan messages and websockets are not for us."""
@@ -50,7 +54,7 @@ class GatewayApp:
         protocol: Protocol = "messages" if path.startswith("messages") or "anthropic-version" in headers else "chat"
         try:
             if path == "healthz":
-                await _reply(send, 200, _json(self._gateway.health()))
+                await _reply(send, 200, _json(self._gateway.health(details=self._details)))
                 return
             access = self._access(headers)
             if path == "models" or path.startswith("models/"):

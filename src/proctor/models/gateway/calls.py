@@ -104,6 +104,8 @@ class CallRecord:
     tries: tuple[Try, ...] = ()
     fault: ModelFault | None = None
     error: str | None = None
+    number: int = 0
+    """Which call of the trial it was, in the order in which they began; `seq` is the order in which they ended."""
     flags: tuple[str, ...] = ()
     """What a reader of the record must know: `fallback: …`, `model changed: …`, `fingerprint changed: …`,
     `provider tool removed: …`, `the client left`."""

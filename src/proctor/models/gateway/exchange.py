@@ -19,7 +19,7 @@ from proctor.models.gateway.body import BadBody, Body
 from proctor.models.gateway.calls import Try
 from proctor.models.gateway.dialects import Prepared, error_body, error_kind, prepare
 from proctor.models.gateway.prices import Tariff
-from proctor.models.gateway.settling import settle
+from proctor.models.gateway.settling import begun, settle
 from proctor.models.gateway.upstream import TryFailed
 from proctor.models.retry import delay_s
 
@@ -43,6 +43,15 @@ _STATUS = {ModelFault.TIMEOUT: 504, ModelFault.REFUSED: 404}
 """The status of an error for which the upstream gave none; 502 for the rest."""
 
 
+_IN_GENERAL = {
+    ModelFault.UNREACHABLE: "the model's endpoint cannot be reached",
+    ModelFault.TIMEOUT: "the model's endpoint did not answer in time",
+    ModelFault.CUT: "the connection to the model's endpoint broke",
+    ModelFault.OVERLOADED: "the model's endpoint is overloaded",
+    ModelFault.BAD_REPLY: "the model's endpoint sent no answer",
+}
+
+
 class CutShort(Exception):
     """The answer broke off after it had begun; whoever reads it must see that it did."""
 
@@ -51,10 +60,19 @@ class Exchange:
     """One call. `open` it, send `status` and `headers`, then hand over its `chunks()`; `aclose` it in every case."""
 
     def __init__(
-        self, gateway: Gateway, access: TrialAccess, operation: Operation, raw: bytes, passed: Mapping[str, str]
+        self,
+        gateway: Gateway,
+        access: TrialAccess,
+        operation: Operation,
+        raw: bytes,
+        passed: Mapping[str, str],
+        *,
+        trusted: bool = False,
     ) -> None:
         self.gateway, self.access, self.operation = gateway, access, operation
-        self.raw, self.passed = raw, passed
+        self.raw, self.passed, self._trusted = raw, passed, trusted
+        access.numbers += 1
+        self.number = access.numbers
         self.status = 0
         self.headers: dict[str, str] = {}
         self.at = datetime.now(UTC)
@@ -157,6 +175,8 @@ class Exchange:
             self.fault = ModelFault.REFUSED
             self._refuse(403, f"{exceeded.line()}; the trial ends here", "budget_exceeded")
             return
+        if self.access.begun is not None:
+            self.access.begun(begun(self))
         if failure := await self._ask(candidates, body):
             self._pass_on(failure)
 
@@ -296,7 +316,12 @@ class Exchange:
             self._fail(failure.status, self.gateway.redactor.raw(failure.body))
             return
         status = _STATUS.get(failure.fault, 502)
-        message = self.gateway.redactor.text(failure.message)
+        # A candidate has no business with the upstream's address; the record says what really happened.
+        message = (
+            self.gateway.redactor.text(failure.message)
+            if self._trusted
+            else _IN_GENERAL.get(failure.fault, failure.message)
+        )
         self._fail(status, error_body(protocol, message, kind=error_kind(protocol, status), code=str(failure.fault)))
         self.headers["x-proctor-code"] = str(failure.fault)
 

@@ -91,8 +91,10 @@ class Gateway:
         models: Sequence[str],
         record: Callable[[CallRecord], None],
         budgets: Budgets | None = None,
+        begun: Callable[[CallRecord], None] | None = None,
     ) -> TrialAccess:
-        """Access for one trial, to these models alone. `record` is called with every call before its answer ends.
+        """Access for one trial, to these models alone. `record` is called with every call before its answer ends,
+        `begun` before it goes upstream.
 
         What `budgets` leaves open is taken from the configuration. Raises ConfigError for a model that is not
         configured, RefusedError for a budget in dollars where a price is unknown.
@@ -120,6 +122,7 @@ class Gateway:
             run_purse=self.run_purse,
             slots=anyio.Semaphore(self.config.max_parallel),
             on_close=self._forget,
+            begun=begun,
         )
         self._by_digest[token_digest(access.token)] = access
         return access
@@ -128,9 +131,18 @@ class Gateway:
         """Whose token it is; None for any that is not, or no longer, good."""
         return self._by_digest.get(token_digest(token))
 
-    def exchange(self, access: TrialAccess, operation: Operation, raw: bytes, headers: Mapping[str, str]) -> Exchange:
-        """One call: `await open()` it, then read its `chunks()`, then `aclose()` it."""
-        return Exchange(self, access, operation, raw, headers)
+    def exchange(
+        self,
+        access: TrialAccess,
+        operation: Operation,
+        raw: bytes,
+        headers: Mapping[str, str],
+        *,
+        trusted: bool = False,
+    ) -> Exchange:
+        """One call: `await open()` it, then read its `chunks()`, then `aclose()` it. Only a `trusted` caller is told
+        where the upstream is."""
+        return Exchange(self, access, operation, raw, headers, trusted=trusted)
 
     def candidates(self, access: TrialAccess, name: str) -> list[ModelConfig]:
         """The model that a name means for a trial, then what it may fall back to; empty when it means none."""
@@ -149,11 +161,12 @@ class Gateway:
         price = table.find(model.id, datetime.now(UTC).date()) if table is not None else None
         return Tariff(price.amounts, price.since.isoformat()) if price is not None else Tariff(None)
 
-    def health(self) -> dict[str, Any]:
-        """How the upstreams are."""
+    def health(self, *, details: bool = False) -> dict[str, Any]:
+        """Whether all upstreams are well; with `details` how each of them is."""
         upstreams = {name: upstream.as_json() for name, upstream in self.upstreams.items()}
         well = all(one["circuit"] == "closed" for one in upstreams.values())
-        return {"status": "ok" if well else "degraded", "upstreams": upstreams, "trials": len(self._by_digest)}
+        status = {"status": "ok" if well else "degraded"}
+        return {**status, "upstreams": upstreams, "trials": len(self._by_digest)} if details else status
 
     def _check_priced(self, models: Sequence[ModelConfig]) -> None:
         names = {name for model in models for name in (model.name, *model.fallback)}

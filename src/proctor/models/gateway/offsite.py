@@ -35,6 +35,8 @@ _TOP_LEVEL: Mapping[str, tuple[str, ...]] = {
 }
 """Members that switch something on at the provider (or name what it has stored)."""
 
+_CHOICES = frozenset({"auto", "any", "none", "required", "tool", "function", "custom", "allowed_tools"})
+"""The kinds of `tool_choice` that name no kind of tool."""
 _REMOTE_KEYS = frozenset({"file_id", "file_url"})
 NOTICE = "[removed by the examiner: a file or address that only the model's provider could open]"
 
@@ -103,18 +105,19 @@ def _strip_tools(
         for name in ("parallel_tool_calls",):
             if name in values:
                 edits[name] = REMOVED
-    elif isinstance(choice, dict) and _names_one_of(choice, gone):
+    elif isinstance(choice, dict) and _names_one_of(choice, gone, kept):
         edits["tool_choice"] = {"type": "auto"} if protocol == "messages" else "auto"
 
 
-def _names_one_of(choice: Mapping[str, Any], tools: Sequence[Any]) -> bool:
-    """Whether a forced choice (also one out of a list of allowed tools) names a tool that is gone."""
-    names = {str(tool.get("name")) for tool in tools if isinstance(tool, dict) and tool.get("name")}
-    kinds = {str(tool.get("type")) for tool in tools if isinstance(tool, dict)}
+def _names_one_of(choice: Mapping[str, Any], gone: Sequence[Any], kept: Sequence[Any]) -> bool:
+    """Whether a forced choice (also one out of a list of allowed tools) names a tool that is gone, or a kind of tool
+    that none of those kept is."""
+    names = {str(tool.get("name")) for tool in gone if isinstance(tool, dict) and tool.get("name")}
+    known = _CHOICES | {str(tool.get("type")) for tool in kept if isinstance(tool, dict)}
     inner = choice.get("tools")
     options = [choice, *(inner if isinstance(inner, list) else [])]
     return any(
-        isinstance(one, dict) and (one.get("type") in kinds or (one.get("name") is not None and one["name"] in names))
+        isinstance(one, dict) and (str(one.get("type")) not in known or str(one.get("name")) in names)
         for one in options
     )
 

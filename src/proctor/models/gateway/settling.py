@@ -43,6 +43,11 @@ def settle(call: Exchange) -> None:
         raise
 
 
+def begun(call: Exchange) -> CallRecord:
+    """What would be true of a call if nothing more were ever heard of it."""
+    return _record(call, Usage(), "the gateway ended before the answer did")
+
+
 def _usage(call: Exchange) -> Usage:
     """The counts that the upstream gave, with their cost. What it did not give is unknown."""
     if call.answer is None:
@@ -56,12 +61,12 @@ def _usage(call: Exchange) -> Usage:
     return replace(usage, cost_usd=cost)
 
 
-def _record(call: Exchange, usage: Usage) -> CallRecord:
+def _record(call: Exchange, usage: Usage, lost: str = "") -> CallRecord:
     answer = call.answer
     reader = answer.reader if answer is not None else None
     if answer is not None and answer.is_stream:
         answer.reader.close()
-    fault, error = _trouble(call, reader)
+    fault, error = (ModelFault.CUT, lost) if lost else _trouble(call, reader)
     redact = call.access.redactor
     now = anyio.current_time()
     if reader is not None and reader.response_id is not None and fault is None:
@@ -98,6 +103,7 @@ def _record(call: Exchange, usage: Usage) -> CallRecord:
         tries=tuple(call.tries),
         fault=fault,
         error=clean.text(redact.text(error)) if error else None,
+        number=call.number,
         flags=(
             *call.flags,
             *(f"provider tool removed: {name}" for name in call.prepared.removed),

@@ -145,7 +145,7 @@ class Upstream:
     def failed(self, failure: TryFailed) -> None:
         """Count a failed try. A refusal is an answer: the upstream is well."""
         self.state.failures += 1
-        self.state.last_fault = failure.message[:200]
+        self.state.last_fault = f"{failure.fault}: status {failure.status}" if failure.status else str(failure.fault)
         if failure.fault in (ModelFault.REFUSED, ModelFault.CONTEXT, ModelFault.BAD_REPLY) or failure.status == 429:
             self.breaker.succeeded()
         else:
