@@ -48,7 +48,7 @@ class EventSplitter:
 
 def fields_of(event: bytes) -> tuple[str, bytes]:
     """The type (`message` when it names none) and the data of an event; no data for a comment."""
-    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2:
+    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
         return "message", event[6:-2]
     name, data = "message", []
     for line in _LINE.split(event.removeprefix(b"\xef\xbb\xbf")):
