@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 from tests.runs.toys import make_toy
 
 from proctor.agents.contract import AgentResult, HarnessContext, StopReason
-from proctor.models.scripted import ScriptedServer, fault, say
+from proctor.common import ConfigError
+from proctor.models.gateway import Gateway
+from proctor.models.scripted import Answer, ChatRequest, ScriptedServer, call, fault, say
 from proctor.runs.calls import unpacked
 from proctor.runs.engine import execute
 from proctor.runs.examiner import opened
+from proctor.runs.lock import make_lock
 from proctor.runs.outcome import Outcome
 from proctor.runs.preparation import prepare_all
 from proctor.runs.progress import LineProgress
 from proctor.runs.record import read_lines
-from proctor.runs.request import Request, plan_request
+from proctor.runs.request import Request, plan_again, plan_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +47,7 @@ for path, body in bodies:
             print(reply.status, reply.read().decode(), flush=True)
     except urllib.error.HTTPError as error:
         print(error.code, error.read().decode(), flush=True)
+        if error.code >= 500: sys.exit(1)
 open("answer.txt", "w").write("42")
 """
 CHAT: tuple[str, dict[str, Any]] = ("chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
@@ -69,7 +77,7 @@ class Installed:
         argv = ["python3", "agent.py", context.endpoint.base_url, context.endpoint.token, context.endpoint.model]
         result = await context.room.run([*argv, json.dumps(self.talk)])
         Installed.output = (result.stdout.head + result.stderr.head).decode()
-        return AgentResult(StopReason.FINISHED)
+        return AgentResult(StopReason.FINISHED if result.ok else StopReason.ERROR)
 
 
 @pytest.fixture
@@ -149,11 +157,48 @@ async def test_a_budget_ends_the_trial_by_name(
     assert len(list(read_lines(directory / "model-calls.jsonl"))) == 5
 
 
-async def test_an_endpoint_that_fails_is_not_the_programs_fault_and_its_token_dies_with_the_trial(
-    exam: Callable[..., Any],
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (lambda chat: say("word " * 30, cut_after=3), Outcome.INFRA_ERROR),  # dies in mid-stream, every time
+        (lambda chat: fault(503), Outcome.INFRA_ERROR),
+        (lambda chat: fault(400), Outcome.RESOLVED),  # refuses what the program asked: the program's business
+    ],
+    ids=["cut", "overloaded", "refused"],
+)
+async def test_an_endpoint_that_is_down_is_never_the_programs_fault(
+    answer: Any, outcome: Outcome, exam: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from proctor.models.gateway import Gateway
+    monkeypatch.setattr(Installed, "talk", [("chat/completions", {**CHAT[1], "stream": True})])
+    async with ScriptedServer(answer) as server:
+        result, directory = await exam(server.base_url, "max_retries = 0\n")
+    assert result.outcome is outcome
+    assert result.tries == (1 if outcome is Outcome.RESOLVED else 4)
+    (line,) = read_lines(directory / "model-calls.jsonl")
+    assert line["error"]
 
+
+async def test_a_program_that_hangs_up_cannot_blame_the_endpoint(
+    exam: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(self: Installed, context: HarnessContext) -> AgentResult:
+        assert context.endpoint is not None
+        code = PROGRAM.replace("timeout=20", "timeout=0.3")
+        await context.room.write("agent.py", code.encode())
+        endpoint = context.endpoint
+        argv = ["python3", "agent.py", endpoint.base_url, endpoint.token, endpoint.model, json.dumps([CHAT])]
+        result = await context.room.run(argv)
+        return AgentResult(StopReason.FINISHED if result.ok else StopReason.ERROR)
+
+    monkeypatch.setattr(Installed, "run", run)
+    async with ScriptedServer([say("late", delay_s=1.0)]) as server:
+        result, directory = await exam(server.base_url)
+    assert (result.outcome, result.tries) == (Outcome.UNRESOLVED, 1)
+    (line,) = read_lines(directory / "model-calls.jsonl")
+    assert "before it was answered" in line["error"]
+
+
+async def test_the_token_dies_with_the_trial(exam: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     gateways: list[Gateway] = []
     enter = Gateway.__aenter__
 
@@ -161,9 +206,81 @@ async def test_an_endpoint_that_fails_is_not_the_programs_fault_and_its_token_di
         gateways.append(self)
         return await enter(self)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Gateway, "__aenter__", entered)
-        async with ScriptedServer(lambda chat: say("hi")) as server:
-            result, _ = await exam(server.base_url)
+    monkeypatch.setattr(Gateway, "__aenter__", entered)
+    monkeypatch.setattr(Installed, "talk", [CHAT])
+    async with ScriptedServer(lambda chat: say("hi")) as server:
+        result, _ = await exam(server.base_url)
     assert result.outcome is Outcome.RESOLVED
     assert gateways[0].access_of(Installed.token) is None
+
+
+GATEWAY = """
+version = 1
+[upstreams.up]
+base_url = "{base_url}"
+protocols = ["chat", "responses", "messages"]
+api_key_env = "EXAM_KEY"
+[models.best]
+upstream = "up"
+id = "best-1"
+sampling = {{ temperature = 0.0 }}
+[models.other]
+upstream = "up"
+id = "other-1"
+[budgets.run]
+calls = 3
+"""
+
+
+async def test_a_gateways_file_governs_a_run_and_is_in_its_lock(
+    exam: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Installed, "talk", [("messages", {**CHAT[1], "max_tokens": 9, "temperature": 1})] * 4)
+    file = tmp_path / "gateway.toml"
+    async with ScriptedServer(lambda chat: say("hi")) as server:
+        file.write_text(GATEWAY.format(base_url=server.base_url))
+        result, _ = await exam(server.base_url, models=("best",), gateway=str(file))
+        assert [(one.body["model"], one.body["temperature"]) for one in server.requests] == [("best-1", 0.0)] * 3
+    assert (result.outcome, result.stop) == (Outcome.AGENT_LIMIT, "limit:run_calls")
+    again = Request((str(tmp_path / "toys"),), (f"agent={__name__}:Installed",), models=("best",), gateway=str(file))
+    lock = make_lock(plan_request(again), {})
+    assert lock.options["gateway"]["config"]["models"]["best"]["id"] == "best-1"
+    assert KEY not in lock.model_dump_json()
+    assert plan_again(lock).gateway == plan_request(again).gateway
+    file.write_text(file.read_text().replace("0.0", "0.5"))
+    with pytest.raises(ConfigError, match="changed since the run began"):
+        plan_again(lock)
+    with pytest.raises(ConfigError, match="one of: best, other"):
+        plan_request(replace(again, models=("none",)))
+
+
+@pytest.mark.slow
+async def test_a_run_killed_in_mid_stream_is_resumed_to_a_whole_record(tmp_path: Path) -> None:
+    make_toy(tmp_path / "toys", "toy")
+    asked = anyio.Event()
+
+    async def answer(chat: ChatRequest) -> Answer:
+        if len(server.requests) == 1:
+            asked.set()
+            return say("word " * 500, chunk_delay_s=0.1)
+        return call("bash", command="printf 42 > answer.txt") if chat.turn == 0 else call("finish")
+
+    environment = {**os.environ, "PROCTOR_HOME": str(tmp_path / "home")}
+    proctor = [sys.executable, "-m", "proctor", "run"]
+    run_dir = tmp_path / "run"
+    async with ScriptedServer(answer) as server:
+        first = [*proctor, str(tmp_path / "toys"), "--agent", "tool-loop", "--model", f"m@{server.base_url}"]
+        process = await anyio.open_process([*first, "-o", str(run_dir)], env=environment, stdout=None, stderr=None)
+        with anyio.fail_after(60):
+            await asked.wait()
+            await anyio.sleep(0.5)  # the stream is under way
+        process.kill()
+        await process.wait()
+        assert not list((run_dir / "trials").glob("toy*")), "no half of a trial is to be seen"
+        done = await anyio.run_process([*proctor, "--resume", str(run_dir), "--json"], env=environment, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    (directory,) = (run_dir / "trials").glob("toy*")
+    result = json.loads((directory / "result.json").read_text())
+    assert (result["outcome"], result["usage"]["model_calls"]) == ("resolved", 2)
+    assert result["usage"]["prompt_tokens"] == 20
+    assert not any("error" in line for line in read_lines(directory / "model-calls.jsonl"))

@@ -26,6 +26,9 @@ _FINDINGS: Mapping[str, Literal["note", "review"]] = {
 """Which flags of a call are findings, and how grave."""
 
 
+_DOWN = frozenset({ModelFault.UNREACHABLE, ModelFault.OVERLOADED, ModelFault.CUT})
+
+
 def call_line(call: CallRecord) -> ModelCallLine:
     """One line of `model-calls.jsonl`."""
     usage = {name: value for name, value in asdict(call.usage).items() if value is not None}
@@ -111,9 +114,15 @@ def was_at_work(call: CallRecord) -> bool:
     return call.operation != "count_tokens" and call.status == 200 and call.attempts > 0
 
 
-def is_refusal(call: CallRecord) -> bool:
-    """Whether the endpoint refused what was asked, rather than failed."""
-    return call.fault is ModelFault.REFUSED
+def by_agent(call: CallRecord, *, answered_before: bool) -> bool:
+    """Whether a call failed by what the agent did: it hung up, it asked for what the gateway refuses by itself, or an
+    endpoint that has answered before now refuses what the agent made of the conversation."""
+    return call.left or (call.fault is ModelFault.REFUSED and (answered_before or call.attempts == 0))
+
+
+def is_down(call: CallRecord) -> bool:
+    """Whether a call failed in a way that only the endpoint can bring about."""
+    return call.fault in _DOWN
 
 
 def _seconds(value: float | None) -> float | None:

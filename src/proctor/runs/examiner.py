@@ -127,7 +127,7 @@ class TrialExaminer:
         with watched(longest_s(trial.task, limits), record):
             try:
                 result = await self._execute(trial, harness, box, limits, record)
-                if result.stop is StopReason.MODEL_ERROR and record.endpoint_failed:
+                if failed_by_endpoint(result, record):
                     return from_model_failure(result)
                 collected = await self._collect(trial.task, box, record)
                 if collected.kind == "live":
@@ -292,6 +292,14 @@ class PredictionExaminer:
 def grade_options(plan: RunPlan, task: Task, record: TrialRecord) -> GradeOptions:
     """How a task of this run is graded: with the network that its verifier asks for, as far as the run allows one."""
     return GradeOptions(network=policy_for(plan.network, task.network.verifier), on_network=record.network_event)
+
+
+def failed_by_endpoint(result: AgentResult, record: TrialRecord) -> bool:
+    """Whether the model's endpoint, and not the agent, is why a harness stopped. A program in the sandbox that breaks
+    cannot say so itself: it counts when the last thing its model did was to be down."""
+    if result.stop is StopReason.MODEL_ERROR:
+        return record.endpoint_failed
+    return result.stop is StopReason.ERROR and record.endpoint_down
 
 
 def longest_s(task: Task, limits: AgentLimits) -> float:

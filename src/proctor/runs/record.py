@@ -19,7 +19,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from proctor.common import ExitCode, ProctorError, digest_bytes, digest_tree
-from proctor.runs.calls import call_line, findings_of, is_refusal, usage_totals, was_at_work
+from proctor.runs.calls import by_agent, call_line, findings_of, is_down, usage_totals, was_at_work
 from proctor.runs.clock import now_iso
 from proctor.runs.events import EventWriter, step_data
 from proctor.runs.formats import (
@@ -137,6 +137,7 @@ class TrialRecord:
         self.model_calls = 0
         self.model_errors = 0
         self.endpoint_failed = False
+        self.endpoint_down = False
         self._tools_noted = False
         self._answered = False
         self._used: list[tuple[Usage, bool]] = []
@@ -219,8 +220,8 @@ class TrialRecord:
         self.model_calls += 1
         failed = call.error is not None
         self.model_errors += failed
-        # An endpoint that has answered before and now refuses, refuses what the agent made of the conversation.
-        self.endpoint_failed = failed and not (is_refusal(call) and self._answered)
+        self.endpoint_failed = failed and not by_agent(call, answered_before=self._answered)
+        self.endpoint_down = self.endpoint_failed and is_down(call)
         self._answered = self._answered or not failed
         self._used.append((call.usage, was_at_work(call)))
         if call.returned_model and call.returned_model not in self.returned_models:

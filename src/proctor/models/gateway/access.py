@@ -169,7 +169,7 @@ def tokens_in(size_bytes: int) -> int:
 class InFlight(Protocol):
     """A call that has not ended."""
 
-    def settle(self, problem: str = "") -> None: ...
+    def leave(self, problem: str) -> None: ...
 
 
 @dataclass(eq=False)
@@ -242,7 +242,7 @@ class TrialAccess:
             self.closed = True
             self.on_close(self)
             for call in list(self._in_flight):
-                call.settle("the trial ended before the answer did")
+                call.leave("the trial ended before the answer did")
 
 
 def token_digest(token: str) -> str:

@@ -104,6 +104,8 @@ class CallRecord:
     tries: tuple[Try, ...] = ()
     fault: ModelFault | None = None
     error: str | None = None
+    left: bool = False
+    """The caller ended it (hung up, or its trial ended), not the upstream."""
     number: int = 0
     """Which call of the trial it was, in the order in which they began; `seq` is the order in which they ended."""
     flags: tuple[str, ...] = ()

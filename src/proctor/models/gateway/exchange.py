@@ -93,6 +93,7 @@ class Exchange:
         """The body of an error, whoever it is from."""
         self.fault: ModelFault | None = None
         self.problem = ""
+        self.left = False
         self._stack = AsyncExitStack()
         self._settled = False
 
@@ -104,7 +105,7 @@ class Exchange:
                 raise CutShort("the trial is over")
             await self._open()
         except BaseException:
-            self.settle("the call was cut off before it was answered")
+            self.leave("the call was cut off before it was answered")
             await self.aclose()
             raise
 
@@ -137,7 +138,7 @@ class Exchange:
     async def aclose(self) -> None:
         """Give back every place and connection. A call that was not read to its end is settled as cut off."""
         try:
-            self.settle("the client left before the answer had ended")
+            self.leave("the client left before the answer had ended")
         finally:
             self.access.leave(self)
             with anyio.CancelScope(shield=True):
@@ -149,6 +150,12 @@ class Exchange:
             self._settled = True
             self.problem = problem
             settle(self)
+
+    def leave(self, problem: str) -> None:
+        """Settle a call that its caller has ended, unless it is settled."""
+        if not self._settled:
+            self.left = True
+            self.settle(problem)
 
     async def _open(self) -> None:
         await self.access.slots.acquire()

@@ -103,6 +103,7 @@ def _record(call: Exchange, usage: Usage, lost: str = "") -> CallRecord:
         tries=tuple(call.tries),
         fault=fault,
         error=clean.text(redact.text(error)) if error else None,
+        left=call.left,
         number=call.number,
         flags=(
             *call.flags,
