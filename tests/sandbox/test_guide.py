@@ -1,4 +1,4 @@
-"""The guide does what it says: every command and every program in docs/sandbox.md is run."""
+"""The guides do what they say: every command and every program in docs/sandbox.md and docs/network.md is run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pytest
 
 from proctor.sandbox import Edge
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "sandbox.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 BLOCKS = [
-    pytest.param(language, text, id=f"{number}-{language}")
+    pytest.param(language, text, id=f"{guide}-{number}-{language}")
+    for guide in ("sandbox", "network")
     for number, (language, text) in enumerate(
-        re.findall(r"^```(bash|python)\n(.*?)^```$", GUIDE.read_text(), re.DOTALL | re.MULTILINE), 1
+        re.findall(r"^```(bash|python)\n(.*?)^```$", (DOCS / f"{guide}.md").read_text(), re.DOTALL | re.MULTILINE), 1
     )
 ]
 

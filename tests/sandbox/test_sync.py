@@ -9,6 +9,7 @@ import pytest
 
 import proctor.sandbox
 from proctor.sandbox import EndReason, FileError, SandboxLost, contract, sync
+from proctor.sandbox.net import NetworkPolicy, Rule
 
 from .edges import gauges, small
 
@@ -87,3 +88,19 @@ def test_the_package_exports_what_it_names() -> None:
         assert getattr(proctor.sandbox, name) is not None
     with pytest.raises(AttributeError):
         _ = proctor.sandbox.nonsense
+
+
+@pytest.mark.sandbox
+def test_a_script_can_change_the_network_and_reach_a_server_inside(edge: sync.Edge) -> None:
+    with edge.create(small(network=NetworkPolicy())) as box:
+        assert box.set_network(NetworkPolicy("allow", (Rule("one.test"),)), expect=1) == 2
+        assert box.network[0].summary == "allow"
+        box.exec("curl -sS -m 1 http://two.test/", timeout_s=20)
+        assert any(event.reason == "unlisted" for event in box.network_events)
+        serve = (
+            "python3 -c \"import socket; s = socket.create_server(('127.0.0.1', 80)); s.accept()[0].sendall(b'hello')\""
+        )
+        box.start(serve, keep=True)
+        assert box.exec("until grep -q ':0050 ' /proc/net/tcp; do sleep 0.05; done", timeout_s=20).ok
+        with box.connect(80) as connected:
+            assert connected.makefile("rb").read() == b"hello"

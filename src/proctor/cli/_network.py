@@ -47,6 +47,13 @@ def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 metavar="NAME@HOST",
                 help="Hold the environment variable NAME back: inside it is a token, at HOST its value.",
             ),
+            click.option(
+                "--mirror",
+                "mirrors",
+                multiple=True,
+                metavar="python|npm:URL@DATE",
+                help="Answer this package index by one in which nothing is newer than the date.",
+            ),
             click.option("--faults", type=click.Path(dir_okay=False), help="Break connections by this document."),
             click.option("--network-log", type=click.Path(dir_okay=False), help=f"Write {_BOTH_WAYS}."),
         )
@@ -87,9 +94,15 @@ def read_faults(path: str) -> FaultProfile:
     return FaultProfile.parse(_text(path, "faults"), field=f"{path}")
 
 
-def extras(secrets: tuple[str, ...], faults: str | None, network_log: str | None) -> dict[str, Any]:
+def extras(
+    secrets: tuple[str, ...], mirrors: tuple[str, ...], faults: str | None, network_log: str | None
+) -> dict[str, Any]:
     """What goes with the policy into `Edge.create`."""
     given: dict[str, Any] = {}
+    if mirrors:
+        from proctor.sandbox.net.mirror import mirror
+
+        given["services"] = dict(mirror(text) for text in mirrors)
     if secrets:
         given["secrets"] = dict(_secret(text) for text in secrets)
     if faults is not None:

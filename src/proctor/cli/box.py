@@ -76,7 +76,7 @@ def run(
     from proctor.common import ConfigError
 
     spec = _spec(**options)
-    given = extras(options["secrets"], options["faults"], options["network_log"])
+    given = extras(options["secrets"], options["mirrors"], options["faults"], options["network_log"])
     if detach:
         from proctor.cli._boxd import start_detached
 

@@ -16,6 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from proctor.common import ExitCode, InfraError, ProctorError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from proctor.sandbox.native.streams import CarriedStream
+    from proctor.sandbox.net.events import NetworkEvent
     from proctor.sandbox.net.policy import NetworkPolicy
 
 Backend = Literal["container"]
@@ -427,6 +431,19 @@ class Sandbox(Protocol):
     async def set_network(self, policy: NetworkPolicy, expect: int | None = None, *, phase: str | None = None) -> int:
         """Replace the policy of a carried network as a whole, if its version is still `expect`; returns the new one.
         What the new policy forbids is cut. `phase` names what begins, in the records."""
+        ...
+
+    @property
+    def network_events(self) -> tuple[NetworkEvent, ...]:
+        """The last thousand look-ups, connections and requests."""
+        ...
+
+    def connect(self, port: int, *, timeout_s: float = 10.0) -> AbstractAsyncContextManager[CarriedStream]:
+        """A connection to a server inside that listens on `port` of its loopback."""
+        ...
+
+    def expose(self, port: int, host_port: int = 0) -> AbstractAsyncContextManager[tuple[str, int]]:
+        """Listen on the host's loopback for a server inside on `port`; gives the address."""
         ...
 
     async def stats(self) -> Stats: ...

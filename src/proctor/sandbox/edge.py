@@ -568,12 +568,13 @@ class Edge:
 
 
 @asynccontextmanager
-async def create(spec: SandboxSpec | None = None, *, edge: Edge | None = None) -> AsyncIterator[Box]:
-    """A sandbox for the length of an `async with`: on `edge`, else on the Edge that is open here, else on its own."""
+async def create(spec: SandboxSpec | None = None, *, edge: Edge | None = None, **options: Any) -> AsyncIterator[Box]:
+    """A sandbox for the length of an `async with`: on `edge`, else on the Edge that is open here, else on its own.
+    `options` are those of `Edge.create`."""
     edge = edge or _current.get()
     if edge is not None:
-        async with await edge.create(spec) as box:
+        async with await edge.create(spec, **options) as box:
             yield box
         return
-    async with Edge(pool_size=1) as own, await own.create(spec) as box:
+    async with Edge(pool_size=1) as own, await own.create(spec, **options) as box:
         yield box

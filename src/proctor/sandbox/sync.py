@@ -9,6 +9,7 @@ behaviour, errors and limits are those of the async face. `Edge` shares one Edge
 
 from __future__ import annotations
 
+import socket
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from proctor.sandbox import contract
+    from proctor.sandbox.net import NetworkEvent, NetworkPolicy
 
 T = TypeVar("T")
 Chunk = tuple[Literal["stdout", "stderr"], bytes]
@@ -233,6 +235,32 @@ class Sandbox:
         """Drop every process and every change since creation."""
         _run(self._portal, self._box.reset)
 
+    @property
+    def network(self) -> tuple[NetworkPolicy, int]:
+        """The policy in force and its version."""
+        return self._box.network
+
+    def set_network(self, policy: NetworkPolicy, expect: int | None = None, *, phase: str | None = None) -> int:
+        """Replace the policy as a whole, if its version is still `expect`; returns the new one."""
+        return _run(self._portal, self._box.set_network, policy, expect, phase=phase)
+
+    @property
+    def network_events(self) -> tuple[NetworkEvent, ...]:
+        """The last thousand look-ups, connections and requests."""
+        return self._box.network_events
+
+    @contextmanager
+    def expose(self, port: int, host_port: int = 0) -> Iterator[tuple[str, int]]:
+        """Listen on the host's loopback for a server inside on `port`, for as long as the `with` lasts."""
+        with self._portal.wrap_async_context_manager(self._box.expose(port, host_port)) as address:
+            yield address
+
+    @contextmanager
+    def connect(self, port: int, *, timeout_s: float = 10.0) -> Iterator[socket.socket]:
+        """A socket that is connected to a server inside on `port`; its operations wait `timeout_s` at most."""
+        with self.expose(port) as address, socket.create_connection(address, timeout_s) as connected:
+            yield connected
+
     def stats(self) -> Stats:
         """Current and peak use."""
         return _run(self._portal, self._box.stats)
@@ -276,12 +304,11 @@ class Edge:
         self._portal = None
         self._resources.__exit__(*error)
 
-    def create(self, spec: SandboxSpec | None = None, *, request_id: str | None = None) -> Sandbox:
-        """Make a sandbox; it is a context manager that closes it."""
+    def create(self, spec: SandboxSpec | None = None, **options: Any) -> Sandbox:
+        """Make a sandbox; it is a context manager that closes it. Options are those of the async `Edge.create`."""
         if self._portal is None:
             raise RuntimeError("the Edge is not open: use it in a `with` statement")
-        made = _run(self._portal, self._edge.create, spec or SandboxSpec(), request_id=request_id)
-        return Sandbox(self._portal, made)
+        return Sandbox(self._portal, _run(self._portal, partial(self._edge.create, spec or SandboxSpec(), **options)))
 
     @property
     def boxes(self) -> builtins.list[Sandbox]:
@@ -292,7 +319,7 @@ class Edge:
 
 
 @contextmanager
-def create(spec: SandboxSpec | None = None) -> Iterator[Sandbox]:
+def create(spec: SandboxSpec | None = None, **options: Any) -> Iterator[Sandbox]:
     """One sandbox with an Edge of its own."""
-    with Edge(pool_size=1) as edge, edge.create(spec) as box:
+    with Edge(pool_size=1) as edge, edge.create(spec, **options) as box:
         yield box
