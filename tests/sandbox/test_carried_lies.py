@@ -164,9 +164,10 @@ async def test_a_guest_that_cannot_serve_names_is_ended() -> None:
 
 async def test_crossed_frames_are_no_lies() -> None:
     """What the guest may have sent before it heard us: bytes of a connection that we closed or reset, a connection to a
-    listener that we ended, an answer to a dial that we gave up."""
+    listener that we ended, an answer to a dial that we gave up. Nor is a query that has the number of a connection."""
     async with liar() as (guest, channel), anyio.create_task_group() as tasks:
         streams = await carrying(guest, channel, tasks)
+        await guest.say(frame(FrameType.QUERY, ONE, 0, bytes(20)))
         streams[0].reset()
         await guest.say(data(ONE), frame(FrameType.EOF, ONE), frame(FrameType.CLOSED, ONE))
         await guest.say(accepted(TWO))

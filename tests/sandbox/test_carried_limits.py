@@ -444,6 +444,23 @@ async def somehow(stream: CarriedStream) -> None:
     await stream.aclose()
 
 
+async def test_names_are_asked_while_connections_come_and_go(make_room: MakeRoom) -> None:
+    """Both are numbered by the guest, from the same start."""
+    program = (
+        "import socket\nu = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.settimeout(10)\nopen = []\n"
+        "for i in range(395):\n  open.append(socket.create_connection(('127.7.0.1', 80), 20))\n"
+        "  u.sendto(i.to_bytes(2, 'big') + bytes(18), ('127.0.0.53', 53))\n"
+        "  assert u.recv(99)[:2] == i.to_bytes(2, 'big')\nprint('fine')"
+    )
+
+    async def dns(query: bytes, over: Literal["udp", "tcp"]) -> bytes | None:
+        return query
+
+    async with make_room() as room, serving(room, echo):
+        room.channel._dns = dns
+        assert (await room.python(program)).text == "fine\n"
+
+
 @pytest.mark.slow
 async def test_a_storm_leaves_nothing(make_room: MakeRoom) -> None:
     deadline = time.monotonic() + 2

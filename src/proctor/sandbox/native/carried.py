@@ -214,13 +214,13 @@ class Carrier(ABC):
 
     def _receive_network(self, received: Frame) -> None:
         kind, number, payload = received.type, received.stream, received.payload
-        if stream := self._streams.get(number):
+        if kind == FrameType.QUERY and number & GUEST_ID and number not in self._queries:
+            self._receive_query(number, payload)  # numbered apart from connections
+        elif kind != FrameType.QUERY and (stream := self._streams.get(number)):
             if stream._take(received):
                 del self._streams[number]
         elif kind == FrameType.ACCEPTED and len(payload) == _ACCEPTED.size:
             self._receive_accepted(number, payload)
-        elif kind == FrameType.QUERY and number & GUEST_ID and number not in self._queries:
-            self._receive_query(number, payload)
         elif kind == FrameType.LISTENING and number in self._listeners and len(payload) == 4:
             self._receive_listening(self._listeners[number], U32.unpack(payload)[0])
         elif kind == FrameType.UNLISTENED and number in self._listeners and not payload:
