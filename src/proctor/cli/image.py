@@ -171,6 +171,36 @@ def rm(refs: tuple[str, ...]) -> None:
 
 
 @image.command()
+@click.option("--high", default="60%", show_default=True, help="Act only when the layers take more (20G, 500M, 60%).")
+@click.option("--low", help="Evict until they take no more than this (default: three quarters of --high).")
+@click.option("--json", "as_json", is_flag=True, help="Print what was removed as JSON.")
+def gc(high: str, low: str | None, as_json: bool) -> None:
+    """Evict what was used longest ago from the layer cache; what is in use or was imported by name stays."""
+    from dataclasses import asdict
+
+    from proctor.common import ConfigError
+    from proctor.sandbox.images import ImageStore
+    from proctor.sandbox.images.eviction import evict, mark, usage
+
+    store = ImageStore()
+    before = usage(store)
+    above = mark(high, before.disk_bytes, "high")
+    below = mark(low, before.disk_bytes, "low") if low is not None else above * 3 // 4
+    if below > above:
+        raise ConfigError(f"{low} is above --high {high}", field="low", remedy="the low mark is where eviction stops")
+    done = evict(store, lambda now: now.size_bytes <= (below if before.size_bytes > above else above))
+    if as_json:
+        click.echo(json.dumps(asdict(done)))
+        return
+    click.echo(
+        f"evicted {done.images} images and {done.layers} layers, {_megabytes(done.freed_bytes)} freed; "
+        f"{done.usage.layers} layers with {_megabytes(done.usage.size_bytes)} remain"
+    )
+    if done.in_use:
+        click.echo(f"kept {done.in_use} layers that are in use")
+
+
+@image.command()
 @click.option("--all", "automatic", is_flag=True, help="Also images that builds named by themselves.")
 @click.option("--builds", is_flag=True, help="Also forget what builds keep to be faster the next time.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was removed as JSON.")

@@ -58,6 +58,9 @@ class FrozenLayers:
             )
         return frozen.descriptor
 
+    def __len__(self) -> int:
+        return len(self._layers)
+
     def memory_mb(self) -> int:
         """Memory that frozen layers hold: no sandbox's limit covers it any more."""
         sizes = (frozen.layer.size_bytes or 0 for frozen in self._layers.values() if frozen.in_memory)

@@ -126,20 +126,25 @@ class Box(NetworkedBox):
         request_id: str | None = None,
     ) -> ExecResult:
         """Run a command to its end (see the contract)."""
+        meters = self._edge.meters
         async with self._use() as guest:
             self._history.execs += 1
-            return await self._runner(guest, request_id).exec(
-                command,
-                env={**self._environment, **env} if env else self._environment,
-                cwd=cwd or self._workdir,
-                user=self._user if user is None else user,
-                stdin=stdin,
-                timeout_s=timeout_s,
-                on_output=on_output,
-                limit=limit,
-                report_fd=report_fd,
-                keep=keep,
-            )
+            with meters.command.timed():
+                result = await self._runner(guest, request_id).exec(
+                    command,
+                    env={**self._environment, **env} if env else self._environment,
+                    cwd=cwd or self._workdir,
+                    user=self._user if user is None else user,
+                    stdin=stdin,
+                    timeout_s=timeout_s,
+                    on_output=on_output,
+                    limit=limit,
+                    report_fd=report_fd,
+                    keep=keep,
+                )
+            if result.reason is not None:
+                meters.command_reasons[str(result.reason)] += 1
+            return result
 
     async def start(
         self,
@@ -387,7 +392,8 @@ class Box(NetworkedBox):
 
     async def close(self, reason: EndReason = EndReason.CLOSED) -> Receipt:
         """End the sandbox: when this returns, its processes are gone. Closing twice gives the first end's receipt."""
-        await self._end(reason)
+        with self._edge.meters.close.timed():
+            await self._end(reason)
         return self._history.receipt(self._stack, None)
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -408,6 +414,7 @@ class Box(NetworkedBox):
     async def _busy(self, guest: Incarnation, *, active: bool = True) -> AsyncIterator[None]:
         """Counts as use for the idle clock, and says why a call was cut off."""
         self._running += active
+        self._edge.meters.commands += active
         try:
             yield
         except SandboxLost as lost:

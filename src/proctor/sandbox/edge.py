@@ -24,6 +24,7 @@ from proctor.sandbox._carry import carried
 from proctor.sandbox._faults import point
 from proctor.sandbox._frozen import FrozenLayers
 from proctor.sandbox._images import ImageCache
+from proctor.sandbox._meters import Meters
 from proctor.sandbox._names import NameLayers
 from proctor.sandbox._plans import check, check_durable
 from proctor.sandbox._services import Services, Started
@@ -40,6 +41,7 @@ from proctor.sandbox.contract import (
     Stats,
 )
 from proctor.sandbox.journal import Journal, State
+from proctor.sandbox.native import doorbell
 from proctor.sandbox.runtimes.contract import Order
 from proctor.sandbox.runtimes.registry import Runtimes
 
@@ -104,6 +106,7 @@ class Edge:
         self._durable = durable
         self._left = False
         self._requests: dict[str, anyio.Event | Box] = {}
+        self.meters = Meters()
         self._token: Token[Edge | None] | None = None
 
     # --- start and stop ---------------------------------------------------------------------------------------------
@@ -226,6 +229,7 @@ class Edge:
             self._tasks.start_soon(box._commands.watch, command)
         if box._request is not None:
             self._requests[box._request] = box
+        self.meters.adopted += 1
         self._wind_up(box, (box._ends_ms - adoption.boot_ms()) / 1000 if box._ends_ms else None)
 
     def _wind_up(self, box: Box, ttl_s: float | None) -> None:
@@ -290,22 +294,41 @@ class Edge:
         carry: Carry | None,
         request_id: str | None,
     ) -> Box:
-        image = await self._images.resolve(spec.image)
-        stack = (*image.layers, *spec.layers)
-        self._images.hold(stack)
-        box_id = await self._reserve(spec, deadline_s)
+        self.meters.creating += 1
         try:
-            if on_admitted is not None:
-                on_admitted()
-        except BaseException:
-            self._release(box_id)
+            image = await self._images.resolve(spec.image)
+            stack = (*image.layers, *spec.layers)
+            self._images.hold(stack)
+            box_id = await self._reserve(spec, deadline_s)
+            try:
+                if on_admitted is not None:
+                    on_admitted()
+            except BaseException:
+                self._release(box_id)
+                raise
+            return await self._open(box_id, spec, image, stack, carry, request_id)
+        except ProctorError as error:
+            self.meters.failures[f"{type(error).__name__}:{error.field or '-'}"] += 1
             raise
-        return await self._open(box_id, spec, image, stack, carry, request_id)
+        finally:
+            self.meters.creating -= 1
 
     @property
     def boxes(self) -> tuple[Box, ...]:
         """The living sandboxes."""
         return tuple(self._boxes.values())
+
+    async def snapshot(self) -> dict[str, Any]:
+        """The numbers of this moment, as JSON values; `metrics.exposition` shows them to Prometheus."""
+        from proctor.sandbox._snapshot import take
+
+        return await take(self)
+
+    async def metrics(self) -> bytes:
+        """The numbers of this moment in Prometheus' text format."""
+        from proctor.sandbox.metrics import exposition
+
+        return exposition([await self.snapshot()])
 
     async def wait_change(self) -> None:
         """Wait until a sandbox has ended and nothing of it is left."""
@@ -328,7 +351,8 @@ class Edge:
         self._count += 1
         box_id = f"{self.id}-{self._count}"
         driver = (await self._runtimes.get(spec.runtime)).disk_driver(spec.resources)
-        await self._admit(box_id, Demand.of(spec.resources, on_disk=driver != "memory"), deadline_s)
+        with self.meters.admission.timed():
+            await self._admit(box_id, Demand.of(spec.resources, on_disk=driver != "memory"), deadline_s)
         return box_id
 
     async def _open(
@@ -352,13 +376,16 @@ class Edge:
         if spec.lifecycle.durable:
             try:
                 box._commands = self._estate.open_box(box, request_id)
+                self._images.lease(box_id, stack, self._directory.path / doorbell.LOCK)
             except BaseException:
                 self._burial.discard(self._frozen.release(stack))
                 self._release(box_id)
                 raise
             point("create:after-record")
         self._boxes[box_id] = box
-        await box._begin()
+        with self.meters.launch.timed():
+            await box._begin()
+        self.meters.created += 1
         self._wind_up(box, spec.lifecycle.ttl_s)
         return box
 
@@ -367,7 +394,11 @@ class Edge:
     async def _admit(self, box_id: str, demand: Demand, deadline_s: float | None) -> None:
         """Wait, first come first served, until `demand` fits; refuse at once what never can."""
         machine = self._machine()
-        if (refusal := self._ledger.impossible(demand, machine)) is not None:
+        refusal = self._ledger.impossible(demand, machine)
+        if refusal is not None and refusal.field == "resources.disk_mb" and await self._evict_layers(demand):
+            machine = self._machine(fresh=True)
+            refusal = self._ledger.impossible(demand, machine)
+        if refusal is not None:
             raise refusal
         wait = self._queue_deadline_s if deadline_s is None else deadline_s
         obstacle: tuple[str, str] | None = ("edge", "others wait before it")
@@ -379,6 +410,9 @@ class Edge:
                     if obstacle is None:
                         self._ledger.held[box_id] = demand
                         return
+                    if obstacle[0] == "resources.disk_mb" and await self._evict_layers(demand):
+                        machine = self._machine(fresh=True)
+                        continue
                     self._freed = anyio.Event()
                     self._burial.hurry()  # what has ended and is not buried yet holds room
                     # Promises change by our own doing; the machine's free memory and disk change by that of others,
@@ -394,10 +428,19 @@ class Edge:
             remedy="ask for less, run fewer at a time, or wait longer",
         )
 
-    def _machine(self) -> Machine:
+    async def _evict_layers(self, demand: Demand) -> bool:
+        """The disk is short: make room in the layer cache, if it is on that disk. False when nothing could go."""
+        wanted = demand.disk_mb + sum(one.disk_mb for one in self._ledger.held.values()) - self._ledger.disk_used_mb
+        wanted += self._ledger.policy.disk_headroom_mb
+        freed = await anyio.to_thread.run_sync(self._images.make_room, wanted << 20, self.home)
+        if freed:
+            log.warning("the disk was short: evicted %d MB of layers that were used longest ago", freed >> 20)
+        return freed > 0
+
+    def _machine(self, *, fresh: bool = False) -> Machine:
         """The machine's facts, read again when they are older than a moment."""
         at = anyio.current_time()
-        if at - self._machine_read_at > _MACHINE_FRESH_S:
+        if fresh or at - self._machine_read_at > _MACHINE_FRESH_S:
             self._machine_facts = Machine.read(self.home)
             self._machine_read_at = at
         return self._machine_facts
@@ -534,9 +577,11 @@ class Edge:
         """Nothing of an ended sandbox is left."""
         point("close:after-upper")
         self._note(box.id, State.CLOSED, reason=box.ended)
+        self.meters.ends[str(box.ended)] += 1
         box._forget_trust()
         if box._commands is not None:
             self._estate.remove(box.id)
+            self._images.release(box.id)
         if box._request is not None and self._requests.get(box._request) is box:
             del self._requests[box._request]
         point("close:after-closed")

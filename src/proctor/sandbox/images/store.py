@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 EMPTY = "{empty}"
 _SHORTEST_PREFIX = 12
-_AUTOMATIC = ("recipe:", "dockerfile:", "task:", "toolkit:", "pulled:")
+AUTOMATIC = ("recipe:", "dockerfile:", "task:", "toolkit:", "pulled:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +355,13 @@ class ImageStore:
         digest = self.find_digest(ref)
         if digest is None:
             raise ImageError(f"there is no image {ref} in {self.root}", field="image", remedy=_remedy(ref))
+        self.touch(digest)
         return self._image(ref, digest, self._manifest(digest))
+
+    def touch(self, digest: str) -> None:
+        """The image is used now: what is used longest ago is evicted first. Its manifest's time says so."""
+        with suppress(OSError):
+            os.utime(self.root / "images" / f"{_hex(digest)}.json")
 
     def list(self) -> list[StoredImage]:
         """Every reference, and every image without one, with sizes."""
@@ -404,10 +410,12 @@ class ImageStore:
         A layer or workspace that a living process holds stays. With `automatic`, references that builds gave by
         themselves are dropped first: what they name is built again when it is needed.
         """
+        from proctor.sandbox.images.eviction import leases
+
         with self.locked():
             if automatic:
                 table = self._refs().refs
-                kept = {ref: entry for ref, entry in table.items() if not ref.startswith(_AUTOMATIC)}
+                kept = {ref: entry for ref, entry in table.items() if not ref.startswith(AUTOMATIC)}
                 self._write_refs(RefTable(refs=kept))
             named = {_hex(entry.digest) for entry in self._refs().refs.values()}
             images = [path for path in (self.root / "images").glob("*.json") if path.stem not in named]
@@ -417,11 +425,15 @@ class ImageStore:
             for path in (self.root / "images").glob("*.json"):
                 used.update(_hex(layer) for layer in self._manifest(f"sha256:{path.stem}").layers)
             layers = freed = in_use = 0
+            leased = leases(self)
             for path in (self.root / "layers").iterdir():
                 if not path.is_dir() or path.name in used:
                     continue
+                if f"sha256:{path.name}" in leased:
+                    in_use += 1
+                    continue
                 size = self.layer(f"sha256:{path.name}").size_bytes or 0
-                if doomed := self._doom(path):
+                if doomed := self.doom(path):
                     shutil.rmtree(doomed)
                     path.with_name(f"{path.name}.json").unlink(missing_ok=True)
                     layers, freed = layers + 1, freed + size
@@ -431,6 +443,58 @@ class ImageStore:
                 shutil.rmtree(path)
             self._sweep()
         return Pruned(len(images), layers, freed, in_use)
+
+    # What eviction looks at; the caller holds the lock.
+
+    def references(self) -> dict[str, str]:
+        """Every reference and the digest it names."""
+        return {ref: entry.digest for ref, entry in self._refs().refs.items()}
+
+    def manifests(self) -> tuple[tuple[str, tuple[str, ...], float], ...]:
+        """Every image's digest, layers and time of last use."""
+        found = []
+        for path in (self.root / "images").glob("*.json"):
+            digest = f"sha256:{path.stem}"
+            found.append((digest, self._manifest(digest).layers, path.stat().st_mtime))
+        return tuple(found)
+
+    def layer_sizes(self) -> dict[str, int]:
+        """Every stored layer's size by its record."""
+        found = {}
+        for path in (self.root / "layers").glob("*.json"):
+            if path.with_suffix("").is_dir():
+                record = parse_record(LayerRecord, path.read_bytes(), f"layers/{path.name}")
+                found[record.digest] = record.size_bytes
+        return found
+
+    def layer_times(self) -> dict[str, float]:
+        """When each layer was stored."""
+        return {
+            f"sha256:{path.name}": path.with_name(f"{path.name}.json").stat().st_mtime
+            for path in (self.root / "layers").iterdir()
+            if path.is_dir() and path.with_name(f"{path.name}.json").is_file()
+        }
+
+    def in_use(self, digest: str) -> bool:
+        """Whether a living process holds the layer."""
+        try:
+            handle = os.open(self.layer_path(digest), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
+    def forget_image(self, digest: str) -> None:
+        """Drop an image and every name of it."""
+        kept = {ref: entry for ref, entry in self._refs().refs.items() if entry.digest != digest}
+        if len(kept) != len(self._refs().refs):
+            self._write_refs(RefTable(refs=kept))
+        (self.root / "images" / f"{_hex(digest)}.json").unlink(missing_ok=True)
 
     def _sweep(self) -> None:
         """Remove what a crash left beside layers and images, and memories of layers and images that are gone.
@@ -449,9 +513,9 @@ class ImageStore:
 
     def _doom_workspaces(self) -> tuple[Path, ...]:
         """Workspaces whose process is gone, renamed; the caller holds the lock and removes them."""
-        return tuple(doomed for path in (self.root / "tmp").iterdir() if (doomed := self._doom(path)))
+        return tuple(doomed for path in (self.root / "tmp").iterdir() if (doomed := self.doom(path)))
 
-    def _doom(self, path: Path) -> Path | None:
+    def doom(self, path: Path) -> Path | None:
         """Rename a directory that nobody holds, so that nobody can begin to; None if somebody does."""
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

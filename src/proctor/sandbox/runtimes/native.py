@@ -42,6 +42,7 @@ class NativeRuntime:
         self._home = home
         self._pool_size = pool_size
         self._durable = durable
+        self.launcher_starts = 0
         self.leaving = False
         """Sandboxes live on: `close` is to leave them to another Edge."""
         self._memory_works = True  # until a launch shows otherwise
@@ -64,6 +65,7 @@ class NativeRuntime:
             raise
 
     async def _start_launcher(self) -> Launcher:
+        self.launcher_starts += 1
         return self._use(await Launcher.start(self._config(), CgroupLayout.detect()))
 
     async def _find_launcher(self) -> None:
@@ -126,6 +128,11 @@ class NativeRuntime:
             return self.layout.slot(self._edge_id, slot).stats().oom_kills
         except FileNotFoundError:
             return 0
+
+    def pool(self, known: frozenset[str]) -> tuple[int, int]:
+        """Launch slots that are ready, and how many are wanted; `known`: slots that are in use."""
+        ready = set(self.layout.slots(self._edge_id)) - known if self._launcher is not None else ()
+        return len(ready), self._pool_size
 
     def leftovers(self) -> bool:
         """Whether groups could not be removed."""

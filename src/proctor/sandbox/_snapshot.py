@@ -1,0 +1,57 @@
+"""The numbers of an Edge at one moment: its own counters, and what the kernel and the image store say."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from proctor.sandbox._admission import Machine
+
+if TYPE_CHECKING:
+    from proctor.sandbox.edge import Edge
+
+
+async def take(edge: Edge) -> dict[str, Any]:
+    """Everything that `metrics` shows. Reads the kernel and the image store in a thread."""
+    boxes = [box for box in edge._boxes.values() if box.ended is None]
+    lives = [box._live for box in boxes if box._live is not None]
+    known = frozenset({live.slot for live in lives} | edge._burial.slots)
+    held = list(edge._ledger.held.values())
+    return {
+        "edge": edge.id,
+        **edge.meters.as_json(),
+        "launcher_starts": edge._runtimes.native.launcher_starts,
+        "alive": len(boxes),
+        "durable": sum(box.spec.lifecycle.durable for box in boxes),
+        "ending": len(edge._boxes) - len(boxes),
+        "running_commands": sum(box._running for box in boxes),
+        "memory_promised_bytes": sum(one.memory_mb for one in held) << 20,
+        "cpus_promised": sum(one.cpus for one in held),
+        "pids_promised": sum(one.pids for one in held),
+        "disk_promised_bytes": sum(one.disk_mb for one in held) << 20,
+        "frozen_layers": len(edge._frozen),
+        "frozen_bytes": edge._frozen.memory_mb() << 20,
+        **await anyio.to_thread.run_sync(_read, edge, known),
+    }
+
+
+def _read(edge: Edge, known: frozenset[str]) -> dict[str, Any]:
+    machine = Machine.read(edge.home)
+    ready, wanted = edge._runtimes.native.pool(known)
+    facts: dict[str, Any] = {
+        "pool_ready": ready,
+        "pool_wanted": wanted,
+        "memory_available_bytes": machine.memory_available_mb << 20,
+        "disk_free_bytes": machine.disk_free_mb << 20,
+        "open_files": len(os.listdir("/proc/self/fd")),
+    }
+    usage = edge._images.usage()
+    if usage is not None:
+        facts |= {
+            "layer_cache_layers": usage.layers,
+            "layer_cache_bytes": usage.size_bytes,
+            "layer_cache_free_bytes": usage.free_bytes,
+        }
+    return facts
