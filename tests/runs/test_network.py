@@ -11,6 +11,8 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.runs.toys import make_toy
 
 from proctor.common import ConfigError, RefusedError
@@ -19,7 +21,7 @@ from proctor.runs.lock import differences, make_lock
 from proctor.runs.network import NetworkGrant
 from proctor.runs.record import read_lines
 from proctor.runs.request import Request, plan_again, plan_request
-from proctor.sandbox.net import NetworkPolicy, Rule
+from proctor.sandbox.net import NetworkEvent, NetworkPolicy, Rule
 from proctor.tasks.network import PhaseNetwork
 
 if TYPE_CHECKING:
@@ -170,3 +172,29 @@ def test_each_phase_has_its_network_and_everything_is_on_record(site: str, tmp_p
         ("agent", 503, "status 503"),
         ("grading", 200, ""),
     ]
+
+
+_events = st.builds(
+    NetworkEvent,
+    kind=st.sampled_from(["lookup", "connection", "request", "policy", "dropped"]),
+    at=st.floats(0, 1e10),
+    decision=st.sampled_from(["allowed", "refused", "failed"]),
+    name=st.text(max_size=20),
+    path=st.text(max_size=20),
+    port=st.none() | st.integers(1, 65535),
+    sni=st.none() | st.text(min_size=1, max_size=5),
+    status=st.none() | st.integers(100, 599),
+    sent=st.integers(0, 1 << 40),
+    duration_s=st.none() | st.floats(0, 1e6),
+    secrets=st.lists(st.text(min_size=1, max_size=5), max_size=2).map(tuple),
+    service=st.booleans(),
+    count=st.integers(1, 1000),
+)
+
+
+@given(_events)
+def test_every_event_is_a_line_of_the_record(event: NetworkEvent) -> None:
+    line = NetworkLine.model_validate(json.loads(json.dumps({"v": 1, **event.as_json()})))
+    for name in ("kind", "name", "path", "port", "sni", "status", "sent", "count", "service"):
+        assert getattr(line, name) == getattr(event, name)
+    assert tuple(line.secrets) == event.secrets

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -246,6 +247,21 @@ async def test_a_carried_network_is_carried_again_and_what_cannot_be_is_refused(
         assert [event.name for event in box.network_events if event.name] == ["nowhere.invalid"] * len(
             box.network_events
         )
+        await box.close()
+
+
+async def test_a_policy_that_was_narrowed_stays_narrow_for_the_next_edge(tmp_path: Path) -> None:
+    from proctor.sandbox.net import NetworkPolicy, Rule
+
+    spec = replace(durable(), network=NetworkPolicy("allow", (Rule("nowhere.invalid"),)))
+    async with Edge(tmp_path, pool_size=1, durable=True) as edge:
+        box = await edge.create(spec)
+        assert await box.set_network(NetworkPolicy(), expect=1) == 2
+    async with Edge(tmp_path, pool_size=1, durable=True) as edge:
+        (box,) = edge.boxes
+        assert box.network == (NetworkPolicy(), 2)
+        assert not (await box.exec("getent hosts nowhere.invalid")).ok
+        assert (await box.receipt()).network == "allow"  # it once could
         await box.close()
 
 

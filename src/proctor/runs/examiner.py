@@ -131,6 +131,7 @@ class TrialExaminer:
                     return from_model_failure(result)
                 collected = await self._collect(trial.task, box, record)
                 if collected.kind == "live":
+                    await enter_phase(box, self._live_network(trial), "grading")
                     return from_grade(result, await self._grade(trial.task, collected, image, record))
             except SandboxLost as error:
                 # What the caller saw is that the guest is gone; the Edge knows from the kernel's counters why.
@@ -185,7 +186,14 @@ class TrialExaminer:
 
     def _network(self, trial: TrialPlan, services: Mapping[str, object]) -> NetworkPolicy | None:
         """What the agent's sandbox may reach beside our services; None: it needs no carried network."""
-        return policy_for(self._plan.network, trial.task.network.agent) or (NetworkPolicy() if services else None)
+        asked = policy_for(self._plan.network, trial.task.network.agent)
+        return asked or (NetworkPolicy() if services or self._live_network(trial) is not None else None)
+
+    def _live_network(self, trial: TrialPlan) -> NetworkPolicy | None:
+        """What the verifier may reach from the agent's own sandbox, where it has to work there."""
+        if trial.task.carry.kind != "live":
+            return None
+        return policy_for(self._plan.network, trial.task.network.verifier)
 
     def _snapshotting(self, client: ModelClient, box: Sandbox, record: TrialRecord) -> ModelClient:
         """The client, with fork points kept before it is asked, where the run wants them."""

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from proctor.sandbox._carry import Carry
+    from proctor.sandbox._durable import Commands
     from proctor.sandbox.contract import Image, SandboxSpec
+    from proctor.sandbox.edge import Edge
     from proctor.sandbox.native.streams import CarriedStream
     from proctor.sandbox.net.boundary import Boundary
     from proctor.sandbox.net.events import NetworkEvent
@@ -43,6 +45,8 @@ class NetworkedBox:
     spec: SandboxSpec
     image: Image
     _history: History
+    _edge: Edge
+    _commands: Commands | None
     _environment: dict[str, str]
 
     # --- what Box and Edge call -------------------------------------------------------------------------------------
@@ -53,6 +57,7 @@ class NetworkedBox:
         self._history.network = "open" if is_open(self.spec) else "none"
         if boundary is not None:
             boundary.trusted = False
+            boundary.before_change = self._note_policy
             self._history.network = boundary.summary
             self._history.decisions = boundary.decisions
 
@@ -116,6 +121,11 @@ class NetworkedBox:
     def secret_tokens(self) -> dict[str, str]:
         """What the sandbox holds in the place of each secret (also in its environment, under these names)."""
         return self._boundary.environment if self._boundary is not None else {}
+
+    def _note_policy(self, policy: NetworkPolicy, version: int) -> None:
+        """Of a durable sandbox: on disk before it is in force."""
+        if self._commands is not None:
+            self._edge._estate.note_policy(self.id, policy, version)
 
     async def set_network(self, policy: NetworkPolicy, expect: int | None = None, *, phase: str | None = None) -> int:
         """Replace the policy as a whole, if its version is still `expect`; returns the new version.

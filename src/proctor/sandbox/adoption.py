@@ -1,12 +1,14 @@
 """What an Edge writes down of its durable sandboxes, and how a later Edge takes them over (docs/design/durable.md).
 
 Below `<edge>/boxes/<sandbox>/`: `box.json` (what was asked for) before the sandbox is made, `live.json` (what came
-of it) once its guest has answered, and the log and output of its commands. A sandbox that has no `live.json`, or
-whose journal says that it was being ended, is ended by the next Edge; all others go on.
+of it) once its guest has answered, `network.json` once its policy has been changed, and the log and output of its
+commands. A sandbox that has no `live.json`, or whose journal says that it was being ended, is ended by the next Edge;
+all others go on.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import time
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING
 import anyio
 from pydantic import BaseModel, ConfigDict
 
-from proctor.common import InfraError
+from proctor.common import ConfigError, InfraError
 from proctor.sandbox import sweep
 from proctor.sandbox._carry import carried
 from proctor.sandbox._durable import Commands
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 VERSION = 1
-_BOX, _LIVE = "box.json", "live.json"
+_BOX, _LIVE, _NETWORK = "box.json", "live.json", "network.json"
 
 
 class _Record(BaseModel):
@@ -152,6 +154,25 @@ class Estate:
         except OSError as error:
             raise InfraError(f"cannot write {path}: {error.strerror}", remedy="free disk space") from error
 
+    def note_policy(self, sandbox: str, policy: NetworkPolicy, version: int) -> None:
+        """Write down a policy that is about to be in force: a later Edge must not go back to a wider one."""
+        path = self.folder(sandbox) / _NETWORK
+        try:
+            _write_whole(path, json.dumps({"version": version, "policy": policy.as_json()}).encode())
+        except OSError as error:
+            raise InfraError(f"cannot write {path}: {error.strerror}", remedy="free disk space") from error
+
+    def policy(self, sandbox: str) -> tuple[NetworkPolicy, int] | None:
+        """The policy that was last written down; None: it is still the spec's. One that cannot be read is `none`."""
+        try:
+            document = json.loads((self.folder(sandbox) / _NETWORK).read_bytes())
+            return NetworkPolicy.from_json(document["policy"]), int(document["version"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, OSError, ConfigError) as error:
+            log.warning("%s: its network policy cannot be read, so it has none: %s", sandbox, error)
+            return NetworkPolicy(), 1
+
     def remove(self, sandbox: str) -> None:
         """Nothing of the sandbox is left. Never raises: what cannot be removed goes with the Edge's directory."""
         shutil.rmtree(self.folder(sandbox), ignore_errors=True)
@@ -244,6 +265,8 @@ def restore(edge: Edge, record: BoxRecord, live: LiveRecord, commands: Commands)
     """The handle of a sandbox as it was when its records were written."""
     carry = carried(record.spec, None, None, None, None, edge._get_dialer)
     boundary = carry(record.sandbox, edge._tasks.start_soon) if carry is not None else None
+    if boundary is not None and (noted := edge._estate.policy(record.sandbox)) is not None:
+        boundary.restore(*noted)
     box = Box(edge, record.sandbox, record.spec, record.image, record.base, boundary)
     box._stack = live.stack
     box._ends_ms = record.ends_ms

@@ -107,6 +107,8 @@ class Boundary:
         self.keyring = keyring if keyring is not None else Keyring(dict(network.secrets))
         self.trusted = True
         """Whether programs inside believe our certificates, so that TLS can end here."""
+        self.before_change: Callable[[NetworkPolicy, int], None] | None = None
+        """Called before a new policy is in force; if it raises, nothing has changed."""
         self.player = FaultPlayer(network.faults) if network.faults is not None else None
         self._spawn = spawn
         self._policy = policy
@@ -140,6 +142,11 @@ class Boundary:
         """Goes up by one with each policy; begins with 1."""
         return self._version
 
+    def restore(self, policy: NetworkPolicy, version: int) -> None:
+        """Begin with the policy that an earlier Edge's boundary of this sandbox had last."""
+        self._policy, self._version = policy, version
+        self._widest = max(self._widest, policy.summary, key=_WIDTH.index)
+
     async def set_policy(self, policy: NetworkPolicy, *, expect: int | None = None, phase: str | None = None) -> int:
         """Replace the policy, if its version is still `expect`; returns the new version.
 
@@ -162,6 +169,8 @@ class Boundary:
                 field="network",
                 remedy="create the sandbox with a policy that has methods or paths",
             )
+        if self.before_change is not None:
+            self.before_change(policy, self._version + 1)
         self._policy, self._version = policy, self._version + 1
         self._widest = max(self._widest, policy.summary, key=_WIDTH.index)
         self.phase = self.phase if phase is None else phase
