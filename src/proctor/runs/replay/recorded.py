@@ -14,7 +14,7 @@ from anyio import to_thread
 from proctor.common import ConfigError, InfraError, RefusedError, digest_bytes
 from proctor.runs.formats import DiffFile, ExecLine, Format, ModelCallLine, RunLock, TrialResult, dump_json, parse
 from proctor.runs.lock import first_difference, lock_agent
-from proctor.runs.preparation import prepare_kits
+from proctor.runs.preparation import HISTORY, prepare_kits
 from proctor.runs.progress import LineProgress
 from proctor.runs.record import read_lines
 from proctor.runs.story import TrialView, find_trial, read_trial
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from proctor.runs.formats import AgentLock
+    from proctor.runs.formats import AgentLock, TaskLock
     from proctor.runs.plan import AgentSpec, RunPlan, TrialPlan
     from proctor.sandbox.contract import Image, Layer
     from proctor.sandbox.images import ImageStore
@@ -176,6 +176,19 @@ def without_key(agent: AgentLock) -> AgentLock:
     return agent.model_copy(update={"model": agent.model.model_copy(update={"api_key_env": None})})
 
 
+def _stored(store: ImageStore, locked: TaskLock) -> Image | None:
+    """The image by its digest, whatever its name means by now; None when it has to be made."""
+    assert locked.image_digest is not None
+    if store.find_digest(locked.image_digest) is None:
+        return None
+    try:
+        image = store.resolve(locked.image_digest)
+    except ImageError:
+        return None
+    proofs = {f"{HISTORY}{path}": text for path, text in locked.history.items()}
+    return replace(image, ref=locked.image_ref or image.ref, labels={**image.labels, **proofs})
+
+
 async def _image_of(lock: RunLock, task: Task, store: ImageStore) -> Image:
     from proctor.tasks.environment import prepare
 
@@ -183,6 +196,9 @@ async def _image_of(lock: RunLock, task: Task, store: ImageStore) -> Image:
     if locked.image_digest is None:
         raise RefusedError(f"the run had no image for task {task.name}", field="run.json")
     name = f"image {locked.image_ref} ({locked.image_digest}) of task {task.name}"
+    stored = await to_thread.run_sync(_stored, store, locked)
+    if stored is not None:
+        return stored
     try:
         image = await prepare(task, store=store)
     except (ImageError, InfraError, TimeoutError) as error:
