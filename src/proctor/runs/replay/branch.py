@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from proctor.agents.contract import Room
     from proctor.agents.room import BoundedRoom
     from proctor.analysis.paired import Estimate
+    from proctor.analysis.proportions import Interval
     from proctor.models.contract import ModelSpec
     from proctor.runs.formats import TrialResult
     from proctor.runs.plan import TrialPlan
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["reply", "write", "result", "none"]
 CHANGED, ORIGINAL = "changed", "original"
+_NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0}
+"""A reply that a person wrote was asked of nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,16 @@ class Worth:
 
     pairs: tuple[tuple[float, float], ...]
     """Score with the change, and without it."""
-    estimate: Estimate | None
+    estimate: Estimate
+
+    def interval(self) -> Interval:
+        """The 95 % interval, within what a difference of such scores can be."""
+        from proctor.analysis.proportions import Interval
+
+        found = self.estimate.interval()
+        if not all(0 <= score <= 1 for pair in self.pairs for score in pair):
+            return found
+        return Interval(found.point, max(-1.0, found.low), min(1.0, found.high), found.level, found.formula)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +109,7 @@ def read_reply(path: Path) -> Change:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        return Change("reply", reply={"text": text})
+        return Change("reply", reply={"text": text, "usage": _NO_USAGE})
     if unknown := value.keys() - {"text", "tool_calls", "reasoning"}:
         raise ConfigError(f"unknown key {min(unknown)!r}", field=f"--set-reply {path}",
                           remedy="text, tool_calls, reasoning")  # fmt: skip
@@ -108,7 +120,7 @@ def read_reply(path: Path) -> Change:
         {"id": f"branch-{number}", "name": str(one["name"]), "arguments": _arguments(one.get("arguments", {}))}
         for number, one in enumerate(calls, 1)
     ]
-    return Change("reply", reply={**value, "tool_calls": made})
+    return Change("reply", reply={**value, "tool_calls": made, "usage": _NO_USAGE})
 
 
 def _arguments(value: Any) -> str:

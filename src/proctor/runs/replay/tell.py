@@ -79,10 +79,7 @@ def calls_text(done: CallReplay, *, strict: bool) -> Iterator[tuple[str, str]]:
         yield "red", f"{done.extra} requests more than the record has answers for"
     if done.unasked:
         yield "red", f"{done.unasked} recorded answers were never asked for"
-    for one in done.divergences[:_SHOWN]:
-        yield from _divergence(one)
-    if len(done.divergences) > _SHOWN:
-        yield "", f"… and {len(done.divergences) - _SHOWN} more (--json has all)"
+    yield from _divergences(done.divergences)
     observed = [level for _, _, level, _ in done.observed]
     yield "", f"{_levels(observed, len(observed), 'observations')}, {_disk_line(done.disk)}"
     for before, after, level, difference in done.observed:
@@ -101,13 +98,31 @@ def calls_text(done: CallReplay, *, strict: bool) -> Iterator[tuple[str, str]]:
     yield from _verdict(done.differences, done.clock, strict=strict)
 
 
-def _divergence(one: Divergence) -> Iterator[tuple[str, str]]:
-    more = f" and {one.more} places more" if one.more else ""
-    yield "bold", f"request {one.call} differs in {len(one.changes)} places{more}:"
-    for change in one.changes[:_EXCERPT]:
-        yield "", f"  {safe(change.path)}" + (" (but for times)" if change.level is Level.CLOCK else "")
-        yield "red", f"  - {safe(change.then)}"
-        yield "green", f"  + {safe(change.now)}"
+def _divergences(divergences: Sequence[Divergence]) -> Iterator[tuple[str, str]]:
+    """Each divergence once: a conversation carries what was said before along."""
+    seen: set[tuple[str, str, str]] = set()
+    shown = repeated = 0
+    for one in divergences:
+        new = [change for change in one.changes if (change.path, change.then, change.now) not in seen]
+        seen.update((change.path, change.then, change.now) for change in new)
+        repeated += not new
+        if not new or shown == _SHOWN:
+            continue
+        shown += 1
+        more = f", and in {one.more} places more" if one.more else ""
+        yield "bold", f"request {one.call} differs in {len(new)} place{'s' * (len(new) != 1)}{more}:"
+        for change in new[:_EXCERPT]:
+            yield "", f"  {safe(change.path)}" + (" (but for times)" if change.level is Level.CLOCK else "")
+            yield "red", f"  - {_one_line(change.then)}"
+            yield "green", f"  + {_one_line(change.now)}"
+    if repeated:
+        yield "dim", f"{repeated} later requests carry on what is named above, and differ in nothing else"
+    if len(divergences) - repeated > shown:
+        yield "", f"… and {len(divergences) - repeated - shown} more (--json has all)"
+
+
+def _one_line(text: str) -> str:
+    return safe(text).replace("\n", "⏎")
 
 
 def _verdict(differences: int, clock: int, *, strict: bool) -> Iterator[tuple[str, str]]:
@@ -189,9 +204,9 @@ def branches_text(done: Branches) -> Iterator[tuple[str, str]]:
         for result in results:
             detail = f" ({safe(result.detail)})" if result.detail else ""
             yield "", f"  {arm} {result.attempt}: {result.outcome}, {result.steps} steps{detail}"
-    if done.worth is not None and done.worth.estimate is not None:
+    if done.worth is not None:
         estimate = done.worth.estimate
-        interval = estimate.interval()
+        interval = done.worth.interval()
         pairs = len(done.worth.pairs)
         means = [sum(side) / pairs for side in zip(*done.worth.pairs, strict=True)]
         yield "", f"mean score: {means[0]:.3f} with the change, {means[1]:.3f} without, over {pairs} pairs"
@@ -211,8 +226,8 @@ def branches_text(done: Branches) -> Iterator[tuple[str, str]]:
 def branches_json(done: Branches) -> dict[str, Any]:
     """What came of branches as JSON."""
     worth = None
-    if done.worth is not None and done.worth.estimate is not None:
-        estimate, interval = done.worth.estimate, done.worth.estimate.interval()
+    if done.worth is not None:
+        estimate, interval = done.worth.estimate, done.worth.interval()
         worth = {
             "pairs": [list(pair) for pair in done.worth.pairs],
             "difference": estimate.point,
