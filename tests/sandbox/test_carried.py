@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 import pytest
 
+from proctor.sandbox import Edge, SandboxSpec
 from proctor.sandbox._names import NameLayers
 from proctor.sandbox.native.carried import AddressError, CarriedStream, StreamReset
+from proctor.sandbox.net import NetworkPolicy, Rule
 
 from .carrying import DIAL, HARD_CLOSE, WEB, echo, serving
 
@@ -137,3 +139,17 @@ async def test_programs_look_names_up(make_room: MakeRoom, base_layer: Path, tmp
         assert (await room.sh("echo nameserver 127.0.0.9 > /etc/resolv.conf; cat /etc/resolv.conf")).exit_code == 0
         upper = await room.sh("ls -l /etc/resolv.conf")
         assert upper.text.startswith("-rw-r--r--"), upper.error_text
+
+
+async def test_a_diff_shows_nothing_of_ours_and_a_change_of_the_file_stays(tmp_path: Path) -> None:
+    spec = SandboxSpec(network=NetworkPolicy("allow", (Rule("example.org"),)))
+    async with Edge(tmp_path, pool_size=1) as edge, await edge.create(spec) as box:
+        assert (await box.exec("cat /etc/resolv.conf")).text == "nameserver 127.0.0.53\n"
+        assert [entry.path for entry in await box.diff() if "etc" in entry.path] == []
+        await box.exec("echo '# mine' >> /etc/resolv.conf")
+        assert "/etc/resolv.conf" in [entry.path for entry in await box.diff()]
+        (fork,) = await box.fork(1)
+        async with fork:
+            assert (await fork.exec("cat /etc/resolv.conf")).text == "nameserver 127.0.0.53\n# mine\n"
+        await box.reset()
+        assert (await box.exec("cat /etc/resolv.conf")).text == "nameserver 127.0.0.53\n"

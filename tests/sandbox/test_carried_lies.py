@@ -72,8 +72,9 @@ async def carrying(guest: Liar, channel: GuestChannel, tasks: anyio.abc.TaskGrou
     await guest.hear(4 * (HEADER.size + 6))
     await guest.say(*(frame(FrameType.LISTENING, number, 0, OK) for number in (NAMES, NAMES_TCP, LISTENER)))
     await guest.say(accepted(ONE))
-    while not streams:
-        await anyio.lowlevel.checkpoint()
+    with anyio.fail_after(5):
+        while not streams:
+            await anyio.lowlevel.checkpoint()
     return streams
 
 
@@ -171,8 +172,9 @@ async def test_crossed_frames_are_no_lies() -> None:
         streams[0].reset()
         await guest.say(data(ONE), frame(FrameType.EOF, ONE), frame(FrameType.CLOSED, ONE))
         await guest.say(accepted(TWO))
-        while len(streams) < 2:
-            await anyio.lowlevel.checkpoint()
+        with anyio.fail_after(5):
+            while len(streams) < 2:
+                await anyio.lowlevel.checkpoint()
         await streams[1].aclose()
         await guest.say(data(TWO, bytes(9999)), frame(FrameType.CLOSED, TWO))
         tasks.start_soon(channel.unlisten, *WEB)
