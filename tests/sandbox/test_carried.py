@@ -61,9 +61,11 @@ async def test_names_are_asked_raw_over_udp_and_tcp(make_room: MakeRoom) -> None
     assert asked == [(b"\x12\x34" + bytes(10) + b"question", over) for over in ("udp", "tcp")]
 
 
-async def test_a_server_inside_is_reached(make_room: MakeRoom) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_a_server_inside_is_reached(make_room: MakeRoom, host: str) -> None:
     server = (
-        "import socket\ns = socket.create_server(('127.0.0.1', 8000))\nprint('up', flush=True)\nc, _ = s.accept()\n"
+        f"import socket\nfamily = socket.AF_INET6 if ':' in '{host}' else socket.AF_INET\n"
+        f"s = socket.create_server(('{host}', 8000), family=family)\nprint('up', flush=True)\nc, _ = s.accept()\n"
         "c.sendall(c.recv(99).upper())\nc.close()"
     )
     async with make_room() as room:

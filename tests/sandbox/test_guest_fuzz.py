@@ -170,7 +170,14 @@ def carrying(rng: random.Random, count: int) -> list[bytes]:
         script += rng.choices(
             [
                 [frame(FrameType.LISTEN, number, 0, _address(port))],
-                [frame(FrameType.CONNECT, number, 0, _address(port))] * 2,
+                [
+                    frame(
+                        FrameType.CONNECT,
+                        number,
+                        0,
+                        rng.choice([_address(port), bytes(15) + b"\1" + _address(port)[4:]]),
+                    )
+                ],
                 [frame(FrameType.DATA, connection, 0, rng.randbytes(size))] * rng.randrange(1, 5),
                 [frame(FrameType.EOF, connection, rng.randrange(2))],
                 [frame(FrameType.RESET, connection)],
@@ -185,8 +192,8 @@ def carrying(rng: random.Random, count: int) -> list[bytes]:
     return script
 
 
-def _address(port: int) -> bytes:
-    return bytes([127, 0, 0, 1]) + port.to_bytes(2, "little")
+def _address(port: int, host: bytes = bytes([127, 0, 0, 1])) -> bytes:
+    return host + port.to_bytes(2, "little")
 
 
 def unpacking(rng: random.Random, exec_id: int, folder: Path) -> list[bytes]:

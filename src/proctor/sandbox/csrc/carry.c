@@ -5,6 +5,7 @@
 #include "carry.h"
 
 #include <errno.h>
+#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -268,12 +269,12 @@ static int answer(uint32_t request, int error, uint32_t id) {
 
 /* A port of the range that the kernel chooses from, with nobody behind it, can be answered by the very socket that dials it. */
 static bool met_itself(int fd) {
-    struct sockaddr_in here = {0}, there = {0};
+    struct sockaddr_storage here = {0}, there = {0};
     socklen_t size = sizeof here;
     if (getsockname(fd, (struct sockaddr *)&here, &size) < 0) return false;
     size = sizeof there;
     if (getpeername(fd, (struct sockaddr *)&there, &size) < 0) return false;
-    return here.sin_port == there.sin_port && here.sin_addr.s_addr == there.sin_addr.s_addr;
+    return memcmp(&here, &there, size) == 0;
 }
 
 /* The outcome of a dial is known. */
@@ -289,12 +290,12 @@ static int dialled(struct connection *connection, int error) {
     return answer(request, 0, id);
 }
 
-int connection_dial(uint32_t request, const struct sockaddr_in *address) {
+int connection_dial(uint32_t request, const struct sockaddr *address, socklen_t size) {
     int retries = SYN_RETRIES;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) return answer(request, errno, 0);
     (void)setsockopt(fd, IPPROTO_TCP, TCP_SYNCNT, &retries, sizeof retries); /* not everywhere; the host has a deadline too */
-    bool pending = connect(fd, (const struct sockaddr *)address, sizeof *address) < 0;
+    bool pending = connect(fd, address, size) < 0;
     uint32_t id = pending && errno != EINPROGRESS ? 0 : connection_open(fd, request);
     if (id == 0) {
         int error = errno;

@@ -2,9 +2,9 @@
 #ifndef PROCTOR_CARRY_H
 #define PROCTOR_CARRY_H
 
-#include <netinet/in.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/socket.h>
 
 #include "frame.h"
 
@@ -19,7 +19,7 @@ bool connections_full(void);
 uint32_t connection_open(int fd, uint32_t request);
 
 /* Dials for a request of the host, answered by CONNECTED now or later; gives such a request up. */
-int connection_dial(uint32_t request, const struct sockaddr_in *address);
+int connection_dial(uint32_t request, const struct sockaddr *address, socklen_t size);
 int connection_cancel(uint32_t request);
 
 /* Resets all. */

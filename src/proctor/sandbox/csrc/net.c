@@ -278,9 +278,15 @@ static int report_refusals(int64_t now) {
 /* ---- connects: into the sandbox --------------------------------------------------------------------------------------------- */
 
 static int on_connect(const struct frame *frame) {
-    if (frame->length != 6 || frame->sub != 0 || prepare() < 0) return -1;
-    const struct sockaddr_in address = address_of(frame->payload);
-    return connection_dial(frame->stream, &address);
+    enum { IPV4 = 4 + 2, IPV6 = 16 + 2 };
+    if ((frame->length != IPV4 && frame->length != IPV6) || frame->sub != 0 || prepare() < 0) return -1;
+    if (frame->length == IPV4) {
+        const struct sockaddr_in address = address_of(frame->payload);
+        return connection_dial(frame->stream, (const struct sockaddr *)&address, sizeof address);
+    }
+    struct sockaddr_in6 address = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)(frame->payload[16] | frame->payload[17] << 8))};
+    memcpy(&address.sin6_addr, frame->payload, 16);
+    return connection_dial(frame->stream, (const struct sockaddr *)&address, sizeof address);
 }
 
 /* ---- the event loop ---------------------------------------------------------------------------------------------------------- */

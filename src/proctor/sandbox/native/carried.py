@@ -14,6 +14,7 @@ import os
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -171,10 +172,21 @@ class Carrier(ABC):
             await self._wait(found[1].ended)
 
     async def connect(self, port: int, address: str = "127.0.0.1", timeout_s: float = 10.0) -> CarriedStream:
-        """Dial a server inside. Raises AddressError; ECONNREFUSED when nobody listens there."""
+        """Dial a server inside; one that is not at 127.0.0.1 may be at ::1, where `localhost` leads many programs.
+        Raises AddressError; ECONNREFUSED when nobody listens there."""
+        try:
+            return await self._dial(port, address, timeout_s)
+        except AddressError as error:
+            if error.errno != errno.ECONNREFUSED or address != "127.0.0.1":
+                raise
+            with suppress(AddressError):
+                return await self._dial(port, "::1", timeout_s)
+            raise
+
+    async def _dial(self, port: int, address: str, timeout_s: float) -> CarriedStream:
         self._check_alive()
         number, dial = next(self._ids), _Dial((address, port), anyio.Event())
-        data = _pack_address(address, port)
+        data = _pack_address(address, port, dialled=True)
         self._dials[number] = dial
         self._send(frame(FrameType.CONNECT, number, 0, data))
         try:
@@ -393,7 +405,9 @@ class Carrier(ABC):
             self._calm = None
 
 
-def _pack_address(address: str, port: int) -> bytes:
+def _pack_address(address: str, port: int, *, dialled: bool = False) -> bytes:
+    if dialled and address == "::1" and 0 < port < 65_536:
+        return ipaddress.IPv6Address(address).packed + port.to_bytes(2, "little")
     try:
         packed = ipaddress.IPv4Address(address)
     except ValueError as error:
