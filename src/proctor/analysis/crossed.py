@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from proctor.analysis.components import Method
+    from proctor.analysis.logit import LogitModel
     from proctor.analysis.means import Floats
     from proctor.analysis.proportions import Interval
     from proctor.analysis.reliability import Object
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 FORMULAS: Mapping[str, str] = {
     "anova/balanced": "components from expected mean squares, all effects random",
     "henderson-1": "components that equate uncorrected sums of squares with their expectations (Henderson 1953)",
+    "glmm/pql": "logistic mixed model by penalised quasi-likelihood (Breslow and Clayton 1993); interaction by twice "
+    "the gain in Laplace likelihood against a half-half mixture of 0 and chi-squared(1) (Self and Liang 1987)",
     "reml": "restricted maximum likelihood, by statsmodels",
     "f/model-x-harness": "mean square of model x harness over that of model x harness x task (or the residual)",
     "rank/enumerated": "ranks over all C^C resamples of C clusters; ties share ranks, a shared first place is split",
@@ -116,6 +119,7 @@ class Crossed:
     """Harness | harness -> tau."""
     reversals: tuple[Reversal, ...]
     study: DStudy | None
+    logit: LogitModel | None
     level: float
     seed: int
     resamples: int
@@ -138,6 +142,8 @@ class CrossedOptions:
     target: float = 0.9
     method: Method = "anova"
     score: str = "score"
+    logit: bool = False
+    """Also fit the logistic mixed model, where scores are pass or fail; it takes seconds."""
     inputs: Mapping[str, str] = field(default_factory=dict)
     """Digests of what the trials were read from; kept beside the result."""
 
@@ -179,6 +185,7 @@ def crossed(trials: pl.DataFrame, options: CrossedOptions | None = None) -> Cros
         agreement={pair: tau for pair, tau in agreement.items() if tau == tau},
         reversals=_reversals(grid, options),
         study=study,
+        logit=_logit(grid, options, notes),
         level=options.level,
         seed=options.seed,
         resamples=options.resamples,
@@ -208,6 +215,18 @@ def _study(grid: _Grid, options: CrossedOptions, notes: list[str]) -> tuple[Comp
     clusters = [grid.clusters[row[2]] for row in grid.rows]
     interval = jackknife(table, clusters, now, object=kind, level=options.level)
     return components, d_study(components, now, object=kind, target=options.target, interval=interval)
+
+
+def _logit(grid: _Grid, options: CrossedOptions, notes: list[str]) -> LogitModel | None:
+    if not options.logit:
+        return None
+    from proctor.analysis.logit import fit_logit
+
+    try:
+        return fit_logit(grid.table())
+    except RefusedError as error:
+        notes.append(f"no components on the logit: {error.message}")
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from proctor.analysis.crossed import Crossed
+    from proctor.analysis.logit import LogitModel
     from proctor.analysis.ranks import Ranking
     from proctor.runs.contenders import Selection
 
@@ -23,7 +24,7 @@ def show_crossed(selection: Selection, *, level: float, seed: int, score: str, a
     from proctor.analysis.crossed import CrossedOptions, crossed
 
     trials = pl.concat(selection.sides.values())
-    found = crossed(trials, CrossedOptions(level=level, seed=seed, score=score, inputs=selection.inputs))
+    found = crossed(trials, CrossedOptions(level=level, seed=seed, score=score, logit=True, inputs=selection.inputs))
     if as_json:
         from proctor.cli._json import echo_json
 
@@ -50,6 +51,11 @@ def print_crossed(console: Console, found: Crossed) -> None:
         one = found.interaction
         console.print(f"does the harness change which model is better? F({one.df[0]}, {one.df[1]}) = "
                       f"{one.statistic:.2f}, p {one.p:.3g}")  # fmt: skip
+    if found.logit is not None:
+        console.print()
+        console.print(_on_the_logit(found.logit))
+        if found.logit.interaction_p is not None:
+            console.print(f"model x harness on the logit: p {found.logit.interaction_p:.3g} ({found.logit.formula})")
     rankings = [("models, over all harnesses", found.ranks_models), ("agents", found.ranks_agents)]
     rankings += [(f"models in {harness}", ranking) for harness, ranking in found.ranks_within.items()]
     for title, ranking in rankings:
@@ -64,7 +70,8 @@ def print_crossed(console: Console, found: Crossed) -> None:
                            f"{one_pair.harness}, {one_pair.difference_other:+.3f} in {one_pair.other} "
                            f"(in {100 * one_pair.chance:.0f} % of the resamples)"))  # fmt: skip
     _print_study(console, found)
-    notes = (*found.notes, *(found.components.notes if found.components else ()))
+    notes = (*found.notes, *(found.components.notes if found.components else ()),
+             *(found.logit.notes if found.logit else ()))  # fmt: skip
     for note in notes:
         console.print(Text(f"note: {note}"))
 
@@ -101,6 +108,19 @@ def _components(found: Crossed) -> RenderableType:
         df = "-" if one.df is None else str(one.df)
         square = "-" if one.mean_square is None else f"{one.mean_square:.6f}"
         table.add_row(one.name, f"{100 * one.share:.1f} %", f"{one.value:.6f}", f"{one.raw:+.6f}", df, square)
+    return table
+
+
+def _on_the_logit(model: LogitModel) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("on the logit, pass or fail")
+    for name in ("share", "standard deviation", "levels"):
+        table.add_column(name, justify="right")
+    for one in model.components:
+        table.add_row(one.name, f"{100 * one.share:.1f} %", f"{one.sd:.2f}", f"{one.levels:,}")
+    table.add_row("residual", f"{100 * model.residual_share:.1f} %", "1.81", "")
     return table
 
 
