@@ -18,6 +18,7 @@ from proctor.grading.channel import TOOLKIT, toolkit_files
 from proctor.grading.diffing import LINK
 from proctor.sandbox.contract import FileError, Lifecycle, Resources, SandboxSpec
 from proctor.sandbox.net import NetworkPolicy
+from proctor.tasks.network import online_env
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -66,7 +67,7 @@ class Rooms:
             lifecycle=Lifecycle(ttl_s=self._ttl_s()),
             network="none" if self.network is None else NetworkPolicy(),
             workdir=self.workdir,
-            env={**environment.env, **(env or {})},
+            env={**self._online(), **environment.env, **(env or {})},
             hostname="room",
             labels={"proctor.purpose": "grading", "proctor.task": self.task.name},
         )
@@ -80,6 +81,9 @@ class Rooms:
             # Also when cancelled: closing is what frees the machine.
             with anyio.CancelScope(shield=True):
                 self.receipts.append(_plain(await box.close()))
+
+    def _online(self) -> dict[str, str]:
+        return online_env(self.image.env) if self.network is not None else {}
 
     def _ttl_s(self) -> float:
         verifier = self.task.verifier

@@ -24,7 +24,7 @@ from proctor.grading.near_miss import in_right_form, misplaced
 from proctor.runs.equipment import Equipment
 from proctor.runs.formats import Stage
 from proctor.runs.model_access import ModelDesk, gateway_of
-from proctor.runs.network import enter_phase, policy_for
+from proctor.runs.network import enter_phase, policy_for, with_network
 from proctor.runs.outcome import Outcome, Verdict, backoff_s, describe, from_grade, from_model_failure
 from proctor.runs.plan import trial_limits
 from proctor.runs.text import brief
@@ -118,7 +118,7 @@ class TrialExaminer:
         services = self._desk.services(trial, harness)
         network = self._network(trial, services)
         box = await self._edge.create(
-            replace(spec, network=network) if network is not None else spec,
+            with_network(spec, network, online=not trial.task.network.is_none),
             services=services,
             faults=trial.condition.network_faults,
             on_network=record.network_event,

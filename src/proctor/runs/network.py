@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from proctor.common import ConfigError
 from proctor.sandbox.net import NetworkPolicy, Rule, names
+from proctor.tasks.network import online_env
 
 if TYPE_CHECKING:
-    from proctor.sandbox.contract import Sandbox
+    from proctor.sandbox.contract import Sandbox, SandboxSpec
     from proctor.tasks.network import PhaseNetwork
 
 ASKED = "asked"
@@ -83,6 +84,14 @@ def policy_for(grant: NetworkGrant | None, asked: PhaseNetwork) -> NetworkPolicy
     if grant is None or asked.mode == "none":
         return None
     return grant.policy(asked)
+
+
+def with_network(spec: SandboxSpec, network: NetworkPolicy | None, *, online: bool) -> SandboxSpec:
+    """The spec of a sandbox with this policy (None: as it is). `online`: its package managers may use the network."""
+    if network is None:
+        return spec
+    env = online_env(spec.image.env) if online and not isinstance(spec.image, str) else {}
+    return replace(spec, network=network, env={**env, **spec.env})
 
 
 async def enter_phase(box: Sandbox, policy: NetworkPolicy | None, phase: str) -> None:

@@ -72,11 +72,12 @@ class NetworkedBox:
         assert boundary is not None
         environment = boundary.environment
         layers: tuple[Path, ...] = ()
-        if boundary.needs_authority or boundary.trusted:
+        boundary.trusted = boundary.needs_authority or boundary.trusted
+        if boundary.trusted or boundary.policy.trust is not None:
             if self._trusted is None:
                 self._trusted = TrustLayer(folder)
-                self._trusted.make(paths[: len(self.image.layers)], boundary.authority.pem)
-            boundary.trusted = True
+                authorities = (boundary.policy.trust or "") + (boundary.authority.pem if boundary.trusted else "")
+                self._trusted.make(paths[: len(self.image.layers)], authorities)
             environment = {**environment, **self._trusted.environment}
             layers = (self._trusted.folder,)
         self._environment = {**default_environment(self.spec, self.image), **environment, **self.spec.env}

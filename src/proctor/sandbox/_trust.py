@@ -45,14 +45,15 @@ class TrustLayer:
         """Variables that name the bundle."""
         return dict.fromkeys(_VARIABLES, f"/{self._place}")
 
-    def make(self, paths: tuple[Path | int, ...], authority: str) -> Path:
-        """Write the layer for an image of these layers (lowest first); returns it. Blocking, a millisecond."""
+    def make(self, paths: tuple[Path | int, ...], authorities: str) -> Path:
+        """Write the layer for an image of these layers (lowest first): its roots and `authorities` (PEM). Returns it.
+        Blocking, a millisecond."""
         shutil.rmtree(self.folder, ignore_errors=True)
         roots, plain = _find(paths)
         self._place = BUNDLE if plain else _ELSEWHERE
         file = self.folder / self._place
         file.parent.mkdir(parents=True)
-        file.write_bytes(roots.rstrip(b"\n") + b"\n" * bool(roots) + authority.encode("ascii"))
+        file.write_bytes(roots.rstrip(b"\n") + b"\n" * bool(roots) + authorities.encode("ascii"))
         file.chmod(0o644)
         for parent in file.relative_to(self.folder).parents:
             (self.folder / parent).chmod(0o755)  # whatever the umask says

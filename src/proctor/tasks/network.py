@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from proctor.tasks.findings import Findings
     from proctor.tasks.schema import EnvironmentTable, TaskToml
     from proctor.tasks.toml_lines import KeyPath
@@ -18,6 +20,15 @@ if TYPE_CHECKING:
 Mode = Literal["none", "allowlist", "public"]
 _MODES: dict[str, Mode] = {"no-network": "none", "allowlist": "allowlist", "public": "public"}
 _REMEDY = 'run it with --allow-network, or without: `[proctor] network = "none"`, here or in the dataset\'s entry'
+
+
+_ONLINE = {"PIP_NO_INDEX": "0", "UV_OFFLINE": "0", "APT_CONFIG": "/dev/null"}
+
+
+def online_env(image_env: Mapping[str, str]) -> dict[str, str]:
+    """For a sandbox that has a network: what takes back the settings by which an image keeps package managers from
+    waiting for one."""
+    return {name: value for name, value in _ONLINE.items() if name in image_env}
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ CONNECTIONS_MAX = 500
 LISTENERS_MAX = 960
 """Both a little below what a guest has, who would end the sandbox or refuse without a record."""
 
+_DIALS_MAX = 16
 _END_S = 5.0
 _WIDTH = ("none", "allow", "public", "open")
 
@@ -117,6 +118,8 @@ class Boundary:
         self._book = AddressBook()
         self._answerer = Answerer(self, self.recorder)
         self._transport: Transport | None = None
+        self.dialling = anyio.Semaphore(_DIALS_MAX)
+        """Names that are slow to resolve hold threads that all sandboxes of an Edge share."""
         self._listening: dict[str, set[int]] = {}
         self._lock = anyio.Lock(fast_acquire=True)
         self._connections: dict[int, Connection] = {}

@@ -272,7 +272,8 @@ class Connection:
         if not rules:
             raise DialError("not-allowed", refused=True)
         try:
-            pipe, self._address, self._internal = await self.boundary.dialer.dial(self.name, self.port, rules)
+            async with self.boundary.dialling:
+                pipe, self._address, self._internal = await self.boundary.dialer.dial(self.name, self.port, rules)
         except DialError as error:
             self._address = error.address
             raise

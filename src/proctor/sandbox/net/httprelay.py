@@ -19,7 +19,7 @@ from proctor.sandbox.net.dialer import DialError
 from proctor.sandbox.net.events import NetworkEvent
 from proctor.sandbox.net.httpbody import Body
 from proctor.sandbox.net.httphead import HeadError, Request, Response
-from proctor.sandbox.net.pipes import PrefixedPipe, relay
+from proctor.sandbox.net.pipes import CHUNK, PrefixedPipe, relay
 from proctor.sandbox.net.secrets import Mask, SecretElsewhere
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from proctor.sandbox.net.secrets import Keyring
 
 _HEAD_S = 60.0
+_HEAD_CHUNK = 16 << 10
+"""Hundreds of connections may wait with half a head: what they hold is bounded by little more than a head."""
 _KEEP_ALIVE_S = 600.0
 _LINGER_S = 2.0
 _LINGER_MAX = 1 << 20
@@ -62,10 +64,10 @@ class Incoming:
         self._buffer = bytearray(data)
         self._ahead: asyncio.Task[bytes] | None = None
 
-    async def receive(self) -> bytes:
+    async def receive(self, max_bytes: int = CHUNK) -> bytes:
         """The next bytes from the pipe."""
         if self._ahead is None:
-            return await self.pipe.receive()
+            return await self.pipe.receive(max_bytes)
         await asyncio.wait((self._ahead,))
         data, self._ahead = self._ahead.result(), None
         return data
@@ -74,7 +76,7 @@ class Incoming:
         """Wait until the other side says something or ends, without taking it. May be cancelled, and nothing is lost:
         the read goes on, and the next `receive` has its result."""
         if self._ahead is None:
-            self._ahead = asyncio.ensure_future(self.pipe.receive())
+            self._ahead = asyncio.ensure_future(self.pipe.receive(_HEAD_CHUNK))
         await asyncio.wait((self._ahead,))
 
     async def aclose(self) -> None:
@@ -88,7 +90,7 @@ class Incoming:
 
     async def fill(self) -> bool:
         """Read more; False at the end."""
-        data = await self.receive()
+        data = await self.receive(_HEAD_CHUNK)
         self._buffer += data
         return bool(data)
 

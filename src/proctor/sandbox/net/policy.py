@@ -69,6 +69,8 @@ class _PolicyDocument(BaseModel):
             raise ValueError(f"rules go with mode `allow`, not `{self.mode}`")
         if self.trust is not None and "-----BEGIN CERTIFICATE-----" not in self.trust:
             raise ValueError("`trust` holds certificates in PEM form")
+        if self.trust is not None and not self.trust.isascii():
+            raise ValueError("`trust` is not ASCII")
         return self
 
 
@@ -108,8 +110,9 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class NetworkPolicy:
-    """One document. `trust`: certificates (PEM) that upstream servers may show besides the machine's own roots, used
-    where TLS ends at the boundary. Made from code it is checked like one from a file."""
+    """One document. `trust`: authorities (PEM) that servers may be certified by besides the machine's own roots (a
+    company's); programs in a sandbox that is made with the policy believe them too. Made from code it is checked like
+    one from a file."""
 
     mode: Mode = "none"
     rules: tuple[Rule, ...] = ()
