@@ -167,6 +167,81 @@ class TestDetached:
         assert "terminal yes" in talk(detached, b"test -t 0 && echo terminal yes; exit\n")
 
 
+class TestCommandsThatRunOn:
+    def test_one_is_listed_read_from_any_offset_and_come_to_again(self, detached: str) -> None:
+        loop = "echo begin; while ! test -e /tmp/end; do sleep 0.05; done; echo error >&2; exit 3"
+        number = proctor("exec", "--detach", detached, "--", "sh", "-c", loop).stdout.decode().strip()
+        (row,) = json.loads(proctor("ps", "--json", detached).stdout)
+        assert (row["exec_id"], row["running"], row["argv"][0]) == (int(number), True, "sh")
+        assert "running" in proctor("ps", detached).stdout.decode()
+        for _ in range(50):
+            if proctor("logs", detached, number).stdout == b"begin\n":
+                break
+        assert proctor("logs", "--since", "3", detached, number).stdout == b"in\n"
+        piece = json.loads(proctor("logs", "--json", "--since", "1", detached, number).stdout)
+        assert piece == {"stream": "stdout", "offset": 1, "text": "egin\n"}
+        attached = subprocess.Popen(
+            [sys.executable, "-m", "proctor", "box", "attach", detached, number],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert proctor("exec", detached, "touch", "/tmp/end").returncode == 0
+        output, errors = attached.communicate(timeout=20)
+        assert (output, errors, attached.returncode) == (b"begin\n", b"error\n", 3)
+        assert "exit 3" in proctor("ps", detached).stdout.decode()
+
+    def test_it_outlives_its_background_edge_which_the_next_command_replaces(self, detached: str) -> None:
+        assert proctor("exec", detached, "--", "sh", "-c", "echo kept > /root/f").returncode == 0
+        number = proctor("exec", "-d", detached, "--", "sh", "-c", "sleep 1; echo done").stdout.decode().strip()
+        (row,) = json.loads(proctor("ls", "--json").stdout)
+        os.kill(row["owner"], signal.SIGKILL)
+        for _ in range(100):
+            (row,) = json.loads(proctor("ls", "--json").stdout)
+            if not row["owner"]:
+                break
+        assert "waiting" in proctor("ls").stdout.decode()
+        assert proctor("exec", detached, "cat", "/root/f").stdout == b"kept\n"
+        assert proctor("logs", "--follow", detached, number).stdout == b"done\n"
+        (row,) = json.loads(proctor("ls", "--json").stdout)
+        assert row["owner"]
+
+    def test_a_request_id_is_one_command(self, detached: str) -> None:
+        for _ in range(2):
+            asked = proctor("exec", "--request-id", "r", detached, "--", "sh", "-c", "echo x | tee -a /root/x")
+            assert asked.stdout == b"x\n"
+        assert proctor("exec", detached, "cat", "/root/x").stdout == b"x\n"
+
+    def test_stats_and_metrics(self, detached: str) -> None:
+        used = json.loads(proctor("stats", "--json", detached).stdout)
+        assert used["pids"] >= 1
+        assert "MB" in proctor("stats", detached).stdout.decode()
+        page = proctor("metrics").stdout.decode()
+        assert f'proctor_sandbox_alive{{edge="{detached.rpartition("-")[0]}"}} 1.0' in page
+
+    def test_unknown_commands_are_refused_in_one_line(self, detached: str) -> None:
+        done = proctor("logs", detached, "99")
+        assert (done.returncode, done.stderr.count(b"\n")) == (4, 1)
+        assert b"exec: there is no command 99" in done.stderr
+
+
+def test_metrics_are_served_on_the_loopback(home: Path) -> None:
+    import urllib.request
+
+    server = subprocess.Popen(
+        [sys.executable, "-m", "proctor", "box", "metrics", "--serve", "0"], stderr=subprocess.PIPE, text=True
+    )
+    assert server.stderr is not None
+    address = server.stderr.readline().strip()
+    try:
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            assert b"# TYPE proctor_sandbox_alive gauge" in answer.read()
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(10)
+        server.stderr.close()
+
+
 def test_a_ttl_ends_a_detached_sandbox_and_its_edge(home: Path) -> None:
     assert proctor("run", "--detach", *SMALL, "--ttl", "0.5").returncode == 0
     for _ in range(200):

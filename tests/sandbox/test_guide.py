@@ -1,4 +1,4 @@
-"""The guides do what they say: every command and every program in docs/sandbox.md and docs/network.md is run."""
+"""The guides do what they say: every command and every program in them is run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from proctor.sandbox import Edge
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BLOCKS = [
     pytest.param(language, text, id=f"{guide}-{number}-{language}")
-    for guide in ("sandbox", "network")
+    for guide in ("sandbox", "network", "design/durable")
     for number, (language, text) in enumerate(
         re.findall(r"^```(bash|python)\n(.*?)^```$", (DOCS / f"{guide}.md").read_text(), re.DOTALL | re.MULTILINE), 1
     )

@@ -92,7 +92,7 @@ async def _connect(made: Box, port: int, send: Send, lines: Any) -> None:
 @click.argument("sandbox")
 def net(path: str | None, expect: int | None, as_json: bool, sandbox: str) -> None:
     """Show (or replace, with --set) what a sandbox may reach, and what it was allowed and refused."""
-    from proctor.cli._boxd import Client
+    from proctor.cli._boxclient import Client
     from proctor.cli._network import read_policy
     from proctor.common import ConfigError
 
@@ -140,7 +140,7 @@ def _event_line(event: dict[str, Any]) -> str:
 @click.argument("port", type=click.IntRange(1, 65535))
 def expose(host_port: int, sandbox: str, port: int) -> None:
     """Reach a server in a sandbox through a port of this machine's loopback, until Ctrl-C."""
-    from proctor.cli._boxd import Client
+    from proctor.cli._boxclient import Client
 
     with Client.find(sandbox) as client:
         for message in client.stream("expose", port=port, host_port=host_port):
@@ -156,7 +156,7 @@ def connect(sandbox: str, port: int) -> None:
     \b
     printf 'GET / HTTP/1.0\\r\\n\\r\\n' | proctor box connect $id 8000
     """
-    from proctor.cli._boxd import Client
+    from proctor.cli._boxclient import Client
 
     def show(_: str, data: bytes) -> None:
         with suppress(BrokenPipeError):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from proctor.cli import _boxnet
+from proctor.cli import _boxlive, _boxnet
 from proctor.cli._network import extras, network_options, policy_of
 
 if TYPE_CHECKING:
@@ -167,6 +167,9 @@ def result_as_json(result: ExecResult) -> dict[str, Any]:
 @box.command("exec", context_settings={"ignore_unknown_options": True})
 @click.option("--timeout", type=click.FloatRange(0.001), help="Kill the command after so long, s; exit code 124.")
 @click.option("-i", "--stdin", "use_stdin", is_flag=True, help="Give standard input to the command.")
+@click.option("-t", "--tty", is_flag=True, help="Give it a terminal of the size of yours, and your keyboard.")
+@click.option("-d", "--detach", is_flag=True, help="Leave it running and print its number (see ps, logs, attach).")
+@click.option("--request-id", help="Run it once however often it is asked for by this id.")
 @click.option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="Environment.")
 @click.option("-w", "--workdir", help="Working directory.")
 @click.option("-u", "--user", help="User name, or uid[:gid].")
@@ -176,6 +179,9 @@ def result_as_json(result: ExecResult) -> dict[str, Any]:
 def exec_(
     timeout: float | None,
     use_stdin: bool,
+    tty: bool,
+    detach: bool,
+    request_id: str | None,
     env: tuple[str, ...],
     workdir: str | None,
     user: str | None,
@@ -184,10 +190,24 @@ def exec_(
     command: tuple[str, ...],
 ) -> None:
     """Run a command in a sandbox that --detach has left."""
-    from proctor.cli._boxd import Client
+    from proctor.cli._boxclient import Client
 
-    options = {"timeout_s": timeout, "cwd": workdir, "user": user, "env": _pairs(env, "env")}
+    variables = _pairs(env, "env")
+    options: dict[str, Any] = {
+        "timeout_s": timeout,
+        "cwd": workdir,
+        "user": user,
+        "env": variables,
+        "request_id": request_id,
+    }
     with Client.find(sandbox) as client:
+        if detach:
+            started = client.ask("exec", command=list(command), detach=True, **options)
+            click.echo(json.dumps(started) if as_json else started["exec"])
+            return
+        if tty:
+            options["env"] = {"TERM": os.environ.get("TERM", "xterm"), **variables}
+            sys.exit(client.on_terminal(command, options))
         result = client.exec(command, options, stdin=sys.stdin.fileno() if use_stdin else None, quiet=as_json)
     if as_json:
         click.echo(json.dumps(result_as_json(result), indent=2, default=str))
@@ -199,7 +219,7 @@ def exec_(
 @click.argument("sandbox")
 def shell(user: str | None, sandbox: str) -> None:
     """An interactive shell in a sandbox that --detach has left, on a terminal of its own that has the size of yours."""
-    from proctor.cli._boxd import Client
+    from proctor.cli._boxclient import Client
 
     with Client.find(sandbox) as client:
         sys.exit(client.shell(user))
@@ -222,7 +242,7 @@ def ls(as_json: bool) -> None:
             row["state"],
             row["image"] or "-",
             row["since"],
-            f"pid {row['owner']}" if row["owner"] else "dead",
+            f"pid {row['owner']}" if row["owner"] else "waiting" if row["lives"] else "dead",
             ",".join(f"{name}={value}" for name, value in row["labels"].items()) or "-",
         )
         for row in rows
@@ -237,7 +257,8 @@ def ls(as_json: bool) -> None:
 @click.argument("sandboxes", nargs=-1)
 def rm(everything: bool, sandboxes: tuple[str, ...]) -> None:
     """End sandboxes that --detach has left."""
-    from proctor.cli._boxd import Client, living, sweep_now
+    from proctor.cli._boxclient import Client
+    from proctor.cli._boxd import living, sweep_now
     from proctor.common import ConfigError
 
     if not sandboxes and not everything:
@@ -299,3 +320,5 @@ def _pairs(texts: tuple[str, ...], field: str) -> dict[str, str]:
 box.add_command(_boxnet.net)
 box.add_command(_boxnet.expose)
 box.add_command(_boxnet.connect)
+for _command in _boxlive.COMMANDS:
+    box.add_command(_command)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from proctor.common import RefusedError
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from proctor.sandbox._durable import Commands
+    from proctor.sandbox._spool import Piece
     from proctor.sandbox.box import Box
     from proctor.sandbox.contract import ExecResult, Process
     from proctor.sandbox.native.channel import GuestChannel
@@ -28,6 +31,16 @@ class BoxProcess:
         durable (back-pressure)."""
         async with self._box._busy(self._guest):
             async for chunk in self._process.output(since):
+                yield chunk
+
+    async def pieces(self, since: int = 0, *, follow: bool = True) -> AsyncIterator[tuple[Any, Piece]]:
+        """As `output` of a durable sandbox's command, with offsets; without `follow` it ends with what there is now."""
+        from proctor.sandbox._durable import DurableProcess
+
+        if not isinstance(self._process, DurableProcess):
+            raise RefusedError("only output of a durable sandbox is kept", field="since", remedy="lifecycle.durable")
+        async with self._box._busy(self._guest, active=follow):
+            async for chunk in self._process.pieces(since, follow=follow):
                 yield chunk
 
     async def write_stdin(self, data: bytes) -> None:

@@ -10,6 +10,7 @@ import anyio
 from proctor.sandbox._admission import Machine
 
 if TYPE_CHECKING:
+    from proctor.sandbox.box import Box
     from proctor.sandbox.edge import Edge
 
 
@@ -26,7 +27,7 @@ async def take(edge: Edge) -> dict[str, Any]:
         "alive": len(boxes),
         "durable": sum(box.spec.lifecycle.durable for box in boxes),
         "ending": len(edge._boxes) - len(boxes),
-        "running_commands": sum(box._running for box in boxes),
+        "running_commands": sum(_running(box) for box in boxes),
         "memory_promised_bytes": sum(one.memory_mb for one in held) << 20,
         "cpus_promised": sum(one.cpus for one in held),
         "pids_promised": sum(one.pids for one in held),
@@ -35,6 +36,11 @@ async def take(edge: Edge) -> dict[str, Any]:
         "frozen_bytes": edge._frozen.memory_mb() << 20,
         **await anyio.to_thread.run_sync(_read, edge, known),
     }
+
+
+def _running(box: Box) -> int:
+    """Commands of a durable sandbox run with nobody waiting, too."""
+    return box._running if box._commands is None else len(box._commands.running())
 
 
 def _read(edge: Edge, known: frozenset[str]) -> dict[str, Any]:

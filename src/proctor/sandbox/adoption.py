@@ -294,9 +294,12 @@ async def _end_unclaimed(edge: Edge, held: list[Held], journal: Mapping[str, Jou
             edge._note(sandbox, State.CLOSED, reason=reason)
 
 
-def take_over(home: Path) -> sweep.EdgeDirectory | None:
-    """The directory of an Edge that is gone and whose launcher lives, now ours; None when there is none."""
+def take_over(home: Path, only: str | None = None) -> sweep.EdgeDirectory | None:
+    """The directory of an Edge that is gone and whose launcher lives, now ours; None when there is none (called
+    `only`)."""
     for path in sweep.orphans(home):
+        if only is not None and path.name != only:
+            continue
         if (directory := sweep.EdgeDirectory.reopen(path)) is not None:
             return directory
     return None

@@ -185,7 +185,7 @@ class Box(NetworkedBox):
         async with self._use(active=False) as guest:
             return self._remembered().infos(guest.channel)
 
-    async def attach(self, exec_id: int) -> Process:
+    async def attach(self, exec_id: int) -> BoxProcess:
         """A command of a durable sandbox again, whoever started it; `output(since)` reads from any offset."""
         async with self._use(active=False) as guest:
             return BoxProcess(self, guest, self._remembered().process(exec_id, guest.channel))

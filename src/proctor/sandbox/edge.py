@@ -87,11 +87,13 @@ class Edge:
         sweep_interval_s: float = 30.0,
         images: ImageStore | None = None,
         durable: bool = False,
+        adopt: str | None = None,
     ) -> None:
         """`pool_size`: launch slots kept ready. `queue_deadline_s`: how long a create may wait for room.
 
         `durable`: sandboxes with `lifecycle.durable` outlive this Edge, however it ends. If an earlier Edge of the same
-        home has left some, this one takes its place, name and sandboxes (one such Edge; `boxes` has them).
+        home has left some, this one takes its place, name and sandboxes (one such Edge, or the one called `adopt`;
+        `boxes` has them).
         """
         self.home = (home or state_dir()).absolute()
         self._pool_size = pool_size
@@ -104,6 +106,7 @@ class Edge:
         self._dialer: Dialer | None = None
         self._count = 0
         self._durable = durable
+        self._adopt_only = adopt
         self._left = False
         self._requests: dict[str, anyio.Event | Box] = {}
         self.meters = Meters()
@@ -184,7 +187,7 @@ class Edge:
         if self._durable:
             from proctor.sandbox import adoption
 
-            if (found := adoption.take_over(self.home)) is not None:
+            if (found := adoption.take_over(self.home, self._adopt_only)) is not None:
                 self._estate = adoption.Estate(found.path)
                 return found
         made = sweep.EdgeDirectory.create(self.home)
