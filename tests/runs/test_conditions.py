@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from tests.analysis.frames import frame, trial
 from tests.runs.toys import make_toy
 
+from proctor.analysis.cards import card_lines
 from proctor.analysis.changes import changes
 from proctor.analysis.claims import Terms
 from proctor.cli.compare import compare
@@ -181,6 +182,15 @@ def test_rates_and_accounts_keep_conditions_apart(ablated: Path) -> None:
     }  # fmt: skip
     refused = CliRunner().invoke(compare, [str(ablated)])
     assert "--conditions" in str(refused.exception)
+
+
+@pytest.mark.sandbox
+def test_a_card_tells_what_became_of_the_task_under_each_condition(ablated: Path) -> None:
+    cards = read_failures(load_trials([ablated]).trials.collect()).cards()
+    (card,) = [one for one in cards if one.trial == "toy-1@tool-loop+m@1"]
+    told = {name: (won, graded) for name, won, graded in card.conditions}
+    assert told == {"plain": (0, 1), "ablate-plan": (1, 1), "ablate-tool": (1, 1), "tool-faults-1-fail": (0, 1)}
+    assert "this task, resolved under: plain 0 of 1, ablate-plan 1 of 1" in "\n".join(card_lines(card))
 
 
 @pytest.mark.sandbox

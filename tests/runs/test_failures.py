@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 from tests.runs.toys import make_toy
 
+from proctor.analysis.behaviour import Action, tool_action
 from proctor.analysis.cards import holds, make_card
 from proctor.analysis.observed import Pointer
+from proctor.runs.behaviour import excused
 from proctor.runs.failures import Resolver, read_failures
 from proctor.runs.frame import load_trials, save_trials
 from proctor.runs.ledger import verify_ledger
+from proctor.runs.told import network_faults
 
 
 @pytest.fixture
@@ -138,3 +141,22 @@ def test_work_that_only_has_the_wrong_form_is_found_by_a_second_grading(tmp_path
     assert {one.seen.outcome for one in found.judged if one.cause} == {"unresolved"}, "the grade itself stays"
     for card in found.cards():
         assert card.dropped == 0
+
+
+def test_a_network_that_was_broken_on_purpose_is_nobodys_failure(tmp_path: Path) -> None:
+    lines = [
+        {"kind": "connection", "at": 1.0, "decision": "allowed", "name": "api.example"},
+        {"kind": "request", "at": 1.5, "decision": "allowed", "name": "api.example", "status": 503, "fault": "status"},
+    ]
+    (tmp_path / "network.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = network_faults(tmp_path / "network.jsonl")
+    assert found == {"network.jsonl#2": ("api.example", "network: status")}
+    assert Resolver(tmp_path)(Pointer.parse("network.jsonl#2", "503")) is not None
+    assert network_faults(tmp_path / "none.jsonl") == {}
+
+    def call(command: str, *, failed: bool) -> Action:
+        return tool_action("bash", {"command": command}, result="", failed=failed, evidence="exec.jsonl#1")
+
+    calls = [call("curl http://api.example/v1", failed=True), call("curl http://other.example/", failed=True),
+             call("curl http://api.example/v2", failed=False)]  # fmt: skip
+    assert [one.injected for one in excused(calls, frozenset({"api.example"}))] == [True, False, False]

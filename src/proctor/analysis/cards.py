@@ -68,6 +68,8 @@ class Card:
     wrong: tuple[Statement, ...]
     score: Score
     dropped: int = 0
+    conditions: tuple[tuple[str, int, int], ...] = ()
+    """The same agent at the same task under each condition, plain first: name, resolved, graded. Empty without."""
 
     def as_json(self) -> dict[str, Any]:
         """The card as plain JSON values."""
@@ -174,5 +176,8 @@ def card_lines(card: Card) -> Iterator[str]:
     parts += [f"{score.tokens:,} tokens"] if score.tokens is not None else []
     parts += [f"{score.wall_s:.1f} s"] if score.wall_s is not None else []
     yield f"  {', '.join(parts)}"
+    if card.conditions:
+        shown = ", ".join(f"{name} {won} of {graded}" for name, won, graded in card.conditions)
+        yield f"  this task, resolved under: {shown}"
     if card.dropped:
         yield f"  {card.dropped} statements were dropped: their evidence did not hold"

@@ -21,8 +21,8 @@ Certainty = Literal["fact", "heuristic"]
 class Pointer:
     """Where something is on record: a file of the trial's record, a place in it, and the text that stands there.
 
-    `place` is a JSON pointer (RFC 6901) into a `.json` file, or the `seq` of a line of a `.jsonl` file. `span`
-    is a piece of the value there, quoted; empty when the place alone is the evidence.
+    `place` is a JSON pointer (RFC 6901) into a `.json` file, or a line of a `.jsonl` file: its `seq`, else its number.
+    `span` is a piece of the value there, quoted; empty when the place alone is the evidence.
     """
 
     file: str
@@ -105,7 +105,7 @@ class Observed:
     steps: int = 0
     limits: Mapping[str, float | None] = field(default_factory=dict)
     injected: Mapping[str, str] = field(default_factory=dict)
-    """Calls on the sandbox that were made to go wrong on purpose: how, by their evidence."""
+    """Calls on the sandbox and connections that were made to go wrong on purpose: how, by their evidence."""
 
     states: tuple[State, ...] = ()
     """Contents of whole files that were read or written through the host, in order."""

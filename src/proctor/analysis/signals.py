@@ -90,7 +90,7 @@ def injected_fault(seen: Observed) -> Iterator[Signal]:
             "injected fault",
             "fact",
             len(seen.injected),
-            f"{len(seen.injected)} calls were made to go wrong on purpose ({kinds})",
+            f"{len(seen.injected)} calls or connections were made to go wrong on purpose ({kinds})",
             _places(list(seen.injected)),
         )
 

@@ -97,6 +97,11 @@ def _is_of(call: ToolCall, injected: frozenset[str]) -> bool:
     return False
 
 
+def excused(actions: Iterable[Action], names: frozenset[str]) -> list[Action]:
+    """The actions, with those that failed and speak of a host whose network was broken on purpose marked so."""
+    return [replace(one, injected=True) if one.failed and names.intersection(one.hosts) else one for one in actions]
+
+
 def exec_lines(path: Path) -> list[ExecLine]:
     """The lines of `exec.jsonl`; none when there is no such file."""
     if not path.exists():

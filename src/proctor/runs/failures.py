@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proctor.analysis.cards import Card, checked, make_card
 from proctor.analysis.causes import ENDED, MEANINGS, NOT_RUN, RESOLVED, Account, Judged, account, judge
+from proctor.analysis.frame import GRADED
 from proctor.analysis.observed import FindingSeen, Observed, TestSeen
 from proctor.analysis.report.model import Cause, Causes, CauseSignal
 from proctor.common import ConfigError
-from proctor.runs.behaviour import behaviour_of, exec_actions, exec_lines, injected_calls, text_of, trajectory_actions
+from proctor.runs.behaviour import (
+    behaviour_of,
+    excused,
+    exec_actions,
+    exec_lines,
+    injected_calls,
+    text_of,
+    trajectory_actions,
+)
 from proctor.runs.evidence import read_record
-from proctor.runs.told import file_states, offered_tools, pressure, unsupported_numbers
+from proctor.runs.told import file_states, network_faults, offered_tools, pressure, unsupported_numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import polars as pl
 
     from proctor.analysis.observed import Pointer
@@ -41,7 +49,8 @@ class Failures:
 
     def cards(self) -> tuple[Card, ...]:
         """The cards of trials that were not resolved, with statements that hold only."""
-        return tuple(card_of(one) for one in self.judged if one.cause is not None)
+        found = conditions_of(self.judged)
+        return tuple(card_of(one, found) for one in self.judged if one.cause is not None)
 
 
 def read_failures(trials: pl.DataFrame) -> Failures:
@@ -69,10 +78,30 @@ def row_agent(row: Mapping[str, Any]) -> str:
     return agent if row["condition"] == "plain" else f"{agent}, {row['condition']}"
 
 
-def card_of(judged: Judged) -> Card:
+Conditions = Mapping[tuple[str, str], tuple[tuple[str, int, int], ...]]
+
+
+def conditions_of(judged: Iterable[Judged]) -> Conditions:
+    """(agent, task) -> what became of it under each condition, where there is more than one."""
+    counts: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}
+    for one in judged:
+        run = one.seen.behaviour
+        if one.seen.outcome in GRADED:
+            by_name = counts.setdefault((run.agent, run.task), {})
+            won, graded = by_name.get(run.condition, (0, 0))
+            by_name[run.condition] = (won + (one.seen.outcome == RESOLVED), graded + 1)
+    return {
+        key: tuple((name, *found) for name, found in sorted(by_name.items(), key=lambda item: item[0] != "plain"))
+        for key, by_name in counts.items()
+        if len(by_name) > 1
+    }
+
+
+def card_of(judged: Judged, conditions: Conditions | None = None) -> Card:
     """The card of a trial, its statements checked against its record."""
-    record = judged.seen.behaviour.record
-    return checked(make_card(judged), Resolver(Path(record)) if record is not None else _nothing)
+    run = judged.seen.behaviour
+    card = checked(make_card(judged), Resolver(Path(run.record)) if run.record is not None else _nothing)
+    return replace(card, conditions=(conditions or {}).get((run.agent, run.task), ()))
 
 
 def _nothing(pointer: Pointer) -> str | None:
@@ -87,7 +116,9 @@ def read_observed(row: Mapping[str, Any], trial: TrialView | None = None) -> Obs
     result, trajectory, grade = trial.result, trial.trajectory, trial.grade
     lines = exec_lines(trial.directory / "exec.jsonl")
     injected = injected_calls(lines)
+    broken = network_faults(trial.directory / "network.jsonl")
     reported = list(trajectory_actions(trajectory, frozenset(subject for subject, _ in injected.values())))
+    reported = excused(reported, frozenset(name for name, _ in broken.values()))
     logged = list(exec_actions(lines))
     return Observed(
         behaviour=behaviour_of(row, reported, logged),
@@ -107,7 +138,7 @@ def read_observed(row: Mapping[str, Any], trial: TrialView | None = None) -> Obs
         model_errors=result.model_errors,
         steps=result.steps,
         limits=json.loads(row["limits"]) if row["limits"] else {},
-        injected={place: how for place, (_, how) in injected.items()},
+        injected={place: how for place, (_, how) in {**injected, **broken}.items()},
         states=tuple(file_states(lines)),
         unsupported=unsupported_numbers(trajectory, result.final_message),
         offered=offered_tools(trajectory),
@@ -161,7 +192,7 @@ class Resolver:
                 raise LookupError(name)
             if name.endswith(".jsonl"):
                 lines = [json.loads(line) for line in path.read_bytes().splitlines()]
-                self._files[name] = {line["seq"]: line for line in lines}
+                self._files[name] = {line.get("seq", number): line for number, line in enumerate(lines, 1)}
             else:
                 self._files[name] = json.loads(path.read_bytes())
         return self._files[name]

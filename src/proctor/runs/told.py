@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 from proctor.analysis.numbers import unsupported, values_in
 from proctor.analysis.observed import Pointer, State
 from proctor.runs.behaviour import text_of
+from proctor.runs.formats import NetworkLine, parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
     from proctor.runs.formats import ExecLine
     from proctor.trajectories.atif import Trajectory
@@ -83,6 +85,19 @@ def pressure(trajectory: Trajectory, stop: str, detail: str) -> tuple[tuple[str,
     if stop == "limit:tokens" and "context" in detail:
         places.append(("the window of the model was full", Pointer("result.json", "/detail", "context")))
     return tuple(places)
+
+
+def network_faults(path: Path) -> dict[str, tuple[str, str]]:
+    """Connections and requests that were slowed or broken on purpose: name and fault, by their line."""
+    if not path.exists():
+        return {}
+    found = {}
+    for number, raw in enumerate(path.read_bytes().splitlines(), 1):
+        if b'"fault"' in raw:
+            line = parse(NetworkLine, raw, name=f"{path}:{number}")
+            if line.fault:
+                found[f"network.jsonl#{number}"] = (line.name, f"network: {line.fault}")
+    return found
 
 
 def file_states(lines: Iterable[ExecLine]) -> Iterator[State]:
