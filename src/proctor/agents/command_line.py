@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from proctor.agents.contract import AgentResult, HarnessContext, Step, StopReason, ToolCall
 from proctor.agents.keepsakes import keep_logs, newest, read_up_to
 from proctor.agents.limits import LimitReached
-from proctor.agents.recipe import LoadedRecipe, check_values, fill
+from proctor.agents.recipe import PLACEHOLDERS, AgentRecipe, LoadedRecipe, check_values, fill
 from proctor.agents.steps import acted, parse_options, said
 from proctor.agents.tools import describe
 from proctor.agents.transcripts import TranscriptError, read_transcript
@@ -29,7 +29,7 @@ from proctor.common import ConfigError, InfraError, RefusedError
 from proctor.sandbox.contract import FileError, OutputLimit
 
 if TYPE_CHECKING:
-    from proctor.sandbox.contract import ExecResult, Layer
+    from proctor.sandbox.contract import ExecResult, Layer, Sandbox
     from proctor.sandbox.images.kits import Kit
     from proctor.sandbox.images.store import ImageStore
     from proctor.sandbox.images.tools import Progress
@@ -97,6 +97,14 @@ class CommandLineAgent:
         kit = self.kit
         return () if kit is None else await kit_layers(kit, store=store, progress=progress)
 
+    async def probe(self, box: Sandbox) -> str:
+        """Show that the agent's programs run in a sandbox that has its layers; what they said of their version.
+
+        Raises InfraError when they do not run, RefusedError when they are another version than the recipe says.
+        """
+        values = dict.fromkeys(PLACEHOLDERS, "none") | self._places()
+        return await probe(self.loaded.recipe, box, values, None)
+
     async def run(self, context: HarnessContext) -> AgentResult:
         """Prepare, start, wait, collect. Whatever ends the command, its transcript and logs are kept."""
         options = parse_options(Options, self.name, context.options)
@@ -108,18 +116,22 @@ class CommandLineAgent:
             with anyio.CancelScope(shield=True, deadline=anyio.current_time() + _COLLECT_S):
                 await session.remove_state()
 
-    def _values(self, context: HarnessContext) -> dict[str, Any]:
-        """What the recipe's placeholders stand for in this trial."""
+    def _places(self) -> dict[str, Any]:
         from proctor.sandbox.images import kits
 
-        limits = context.limits
-        values: dict[str, Any] = {
-            "instruction": context.instruction,
-            "workdir": context.room.workdir,
+        return {
             "state": STATE,
             "toolkit": f"{kits.HOME}/kit/{self.name}",
             "node": kits.NODE,
             "python": kits.PYTHON,
+        }
+
+    def _values(self, context: HarnessContext) -> dict[str, Any]:
+        """What the recipe's placeholders stand for in this trial."""
+        limits = context.limits
+        values: dict[str, Any] = self._places() | {
+            "instruction": context.instruction,
+            "workdir": context.room.workdir,
             "steps": limits.steps,
             "total_s": math.ceil(limits.total_s),
             "tool_call_s": math.ceil(limits.tool_call_s),
@@ -138,6 +150,26 @@ class CommandLineAgent:
             values |= {"token": endpoint.token, "model": endpoint.model}
         check_values(values)
         return values
+
+
+async def probe(recipe: AgentRecipe, box: Sandbox, values: dict[str, Any], user: str | None) -> str:
+    """The agent's programs run here and are what the recipe says, or the trial is refused: that would be our fault, not
+    the agent's. Returns what was found of the expected version; empty for a recipe without a probe."""
+    if recipe.probe is None:
+        return ""
+    argv = [fill(part, values) for part in recipe.probe.command]
+    env = {name: fill(text, values) for name, text in recipe.environment.items()}
+    result = await box.exec(argv, cwd="/", env=env, user=user, timeout_s=recipe.probe.timeout_s)
+    printed = result.text + result.error_text
+    if not result.ok:
+        raise InfraError(f"{recipe.name} does not run in this image: {' '.join(describe(result, 300).split())}",
+                         field="agent.probe",
+                         remedy=f"proctor doctor --tools --agent {recipe.name} --image REF")  # fmt: skip
+    match = re.search(recipe.probe.expect, printed)
+    if match is None:
+        raise RefusedError(f"{recipe.name} says {printed.strip()[:120]!r}, not {recipe.probe.expect}",
+                           field="agent.probe", remedy="put the recipe's version right")  # fmt: skip
+    return match.group(0)
 
 
 class _Session:
@@ -165,7 +197,7 @@ class _Session:
             if item.template or item.text is not None:
                 data = self._fill(data.decode("utf-8")).encode()
             await self._box.write(self._fill(item.path), data, mode=int(item.mode, 8), user=self._account)
-        await self._probe()
+        self._probed = await probe(self._recipe, self._box, self._values, self._account)
         facts = {
             "recipe": self._recipe.name,
             "recipe_digest": self._loaded.digest,
@@ -218,25 +250,6 @@ class _Session:
             if error.errno in (errno.ENOENT, errno.ENOTDIR):
                 return 0
             raise
-
-    async def _probe(self) -> None:
-        """The agent's programs run here and are what the recipe says, or the trial is refused: that would be our
-        fault, not the agent's."""
-        if (probe := self._recipe.probe) is None:
-            return
-        argv = [self._fill(part) for part in probe.command]
-        result = await self._box.exec(
-            argv, cwd="/", env=self._environment, user=self._account, timeout_s=probe.timeout_s
-        )
-        printed = result.text + result.error_text
-        if not result.ok:
-            raise InfraError(f"{self._recipe.name} does not run in this image: {describe(result, 300)}",
-                             field="agent.probe", remedy="proctor doctor --tools --image REF")  # fmt: skip
-        match = re.search(probe.expect, printed)
-        if match is None:
-            raise RefusedError(f"{self._recipe.name} says {printed.strip()[:120]!r}, not {probe.expect}",
-                               field="agent.probe", remedy="put the recipe's version right")  # fmt: skip
-        self._probed = match.group(0)
 
     async def act(self) -> AgentResult:
         """Run the command to its end and read what it left."""

@@ -287,12 +287,36 @@ def native_works(diagnosis: Diagnosis) -> bool:
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--no-probe", is_flag=True, help="Do not make a sandbox to try it.")
 @click.option("-v", "--verbose", is_flag=True, help="Show every check.")
+@click.option("--tools", is_flag=True, help="Check the agents' tools in an image instead.")
+@click.option("--image", metavar="REF", default="host", show_default=True, help="With --tools: in which image.")
+@click.option(
+    "--agent",
+    "agents",
+    metavar="NAME",
+    multiple=True,
+    help="With --tools: a command-line agent, too.",
+)
 @click.pass_context
-def doctor(ctx: click.Context, as_json: bool, no_probe: bool, verbose: bool) -> None:
+def doctor(
+    ctx: click.Context,
+    as_json: bool,
+    no_probe: bool,
+    verbose: bool,
+    tools: bool,
+    image: str,
+    agents: tuple[str, ...],
+) -> None:
     """What this machine can do, tier by tier, and what to install.
 
-    Exit code 0 if sandboxes of the default kind (container/native) work here, else 1.
+    Exit code 0 if sandboxes of the default kind (container/native) work here, else 1. With --tools: 0 if every tool
+    does what it should in the image, else 1.
     """
+    if tools:
+        from proctor.cli import _tools
+
+        ctx.exit(_tools.run(image, agents, as_json=as_json))
+    if agents or image != "host":
+        raise click.UsageError("--image and --agent go with --tools")
     diagnosis = diagnose(live=not no_probe)
     if as_json:
         click.echo(json.dumps(asdict(diagnosis)))
