@@ -68,6 +68,11 @@ class CommandLineAgent:
         return tuple(self.loaded.recipe.protocols)
 
     @property
+    def memory_mb(self) -> int:
+        """Memory for the program itself, as the recipe says."""
+        return self.loaded.recipe.memory_mb
+
+    @property
     def injected(self) -> dict[str, str]:
         """Digests, by name, of everything that the recipe brings into a trial: for the lock."""
         facts = {f"recipe/{name}": digest for name, digest in self.loaded.digests.items()}
@@ -85,7 +90,8 @@ class CommandLineAgent:
             return None
         contents = self.loaded.contents
         manifest = contents[str(Path(table.lock).with_name("package.json"))] if table.kind == "npm" else b""
-        return Kit(self.name, table.kind, contents[table.lock], manifest, tuple(table.native), self._uses_node())
+        native, executable = tuple(table.native), tuple(table.executable)
+        return Kit(self.name, table.kind, contents[table.lock], manifest, native, executable, self._uses_node())
 
     def _uses_node(self) -> bool:
         return any("${node}" in part for part in self.loaded.recipe.command)

@@ -192,6 +192,11 @@ class InstalledHarness(Protocol):
         """Digests, by name, of everything that it brings into a trial: they are part of the lock."""
         ...
 
+    @property
+    def memory_mb(self) -> int:
+        """Memory that the program itself needs, on top of what the task allows for the work."""
+        ...
+
     async def layers(self, store: ImageStore, progress: Progress) -> tuple[Layer, ...]:
         """Read-only layers to stack above the task's image, built before any trial's clock starts."""
         ...

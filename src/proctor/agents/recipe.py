@@ -102,6 +102,8 @@ class ToolkitTable(_Table):
     """npm: a `package-lock.json` with a `package.json` beside it; pip: requirements with `--hash`."""
     native: list[RelativePath] = []
     """Programs of the packages (below the toolkit) that need a C library: they are given the toolkit's own."""
+    executable: list[RelativePath] = []
+    """Files of the packages that are programs, and that a script of the package (which is not run) would mark so."""
 
 
 class FileTable(_Table):
@@ -172,6 +174,8 @@ class AgentRecipe(_Table):
     transcript: TranscriptTable = TranscriptTable(format="none")
     logs: list[LogTable] = []
     memory: MemoryTable | None = None
+    memory_mb: Annotated[int, Field(ge=0, le=65536)] = 0
+    """Memory that the program itself needs, on top of what the task allows for the work."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> AgentRecipe:

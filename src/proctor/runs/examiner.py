@@ -27,6 +27,7 @@ from proctor.runs.model_access import ModelDesk, gateway_of
 from proctor.runs.network import enter_phase, policy_for, with_network
 from proctor.runs.outcome import Outcome, Verdict, backoff_s, describe, from_grade, from_model_failure
 from proctor.runs.plan import trial_limits
+from proctor.runs.preparation import AgentKit
 from proctor.runs.text import brief
 from proctor.sandbox.contract import Lifecycle, Resources, SandboxLost, SandboxSpec
 from proctor.sandbox.net import NetworkPolicy
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from proctor.runs.preparation import Preparation
     from proctor.runs.record import TrialRecord
     from proctor.sandbox import Edge
-    from proctor.sandbox.contract import Image, Layer, Sandbox
+    from proctor.sandbox.contract import Image, Sandbox
     from proctor.tasks.model import AgentLimits, Task
     from proctor.tasks.predictions import Prediction
 
@@ -51,6 +52,7 @@ _MARGIN_S = 300.0
 MAX_REGRADES = 2
 """How often the same work is graded again when the machinery failed, before the whole attempt is."""
 _MAX_ARCHIVE_BYTES = 1 << 30
+_NO_KIT = AgentKit()
 _BUILT_BY_AGENT = frozenset({errno.ENAMETOOLONG, errno.ELOOP})
 _ADMISSION_DEADLINE_S = 24 * 3600.0
 
@@ -112,7 +114,7 @@ class TrialExaminer:
             return Verdict(Outcome.INFRA_ERROR, "image", self._preparation.missing[trial.task.name])
         limits = trial_limits(trial, self._plan.limits)
         record.stages.enter(Stage.ADMISSION)
-        kit = self._preparation.kits.get(trial.agent.label, ())
+        kit = self._preparation.kits.get(trial.agent.label, AgentKit())
         spec = await equipped_spec(self._plan.run_id, trial, image, limits, self._equipment, kit)
         harness = load_harness(trial.agent.ref)
         services = self._desk.services(trial, harness)
@@ -153,7 +155,7 @@ class TrialExaminer:
         services = self._desk.services(trial, harness)
         network = self._network(trial, services)
         try:
-            async with self._desk.opened(trial, limits, record) as models:
+            async with self._desk.opened(trial, limits, record, calls=limits.steps if services else None) as models:
                 client = self._snapshotting(models.client, box, record) if models else None
                 record.stages.enter(Stage.EXECUTION)
                 await enter_phase(box, network, "agent")
@@ -326,16 +328,15 @@ def watched(seconds: float, record: TrialRecord) -> Iterator[None]:
         raise InfraError(f"the trial hangs: {seconds:g} s are over and it is still in stage {stage}")
 
 
-def room_spec(
-    run_id: str, trial: TrialPlan, image: Image, limits: AgentLimits, kit: tuple[Layer, ...] = ()
-) -> SandboxSpec:
-    """The agent's sandbox: what the task's environment asks for, the agent's own toolkit above its image, no network,
-    and a life a little longer than the harness's."""
+def room_spec(run_id: str, trial: TrialPlan, image: Image, limits: AgentLimits, kit: AgentKit = _NO_KIT) -> SandboxSpec:
+    """The agent's sandbox: what the task's environment asks for, what the agent brings on top of it, no network, and a
+    life a little longer than the harness's."""
     environment = trial.task.environment
+    memory_mb = environment.memory_mb + kit.memory_mb
     return SandboxSpec(
         image=image,
-        layers=kit,
-        resources=Resources(cpus=environment.cpus, memory_mb=environment.memory_mb, disk_mb=environment.storage_mb),
+        layers=kit.layers,
+        resources=Resources(cpus=environment.cpus, memory_mb=memory_mb, disk_mb=environment.storage_mb),
         lifecycle=Lifecycle(ttl_s=longest_s(trial.task, limits) + _MARGIN_S),
         workdir=environment.workdir,
         env=environment.env,
@@ -349,12 +350,12 @@ async def equipped_spec(
     image: Image,
     limits: AgentLimits,
     equipment: Equipment,
-    kit: tuple[Layer, ...] = (),
+    kit: AgentKit = _NO_KIT,
 ) -> SandboxSpec:
     """The agent's sandbox with its own toolkit and the programs that the trial's condition puts into it."""
     spec = room_spec(run_id, trial, image, limits, kit)
     if programs := trial.condition.programs(trial.task):
-        spec = replace(spec, layers=(*kit, await equipment.layer(spec, programs)))
+        spec = replace(spec, layers=(*kit.layers, await equipment.layer(spec, programs)))
     return spec
 
 

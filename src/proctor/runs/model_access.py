@@ -56,9 +56,12 @@ class ModelDesk:
 
     @asynccontextmanager
     async def opened(
-        self, trial: TrialPlan, limits: AgentLimits, record: TrialRecord
+        self, trial: TrialPlan, limits: AgentLimits, record: TrialRecord, *, calls: int | None = None
     ) -> AsyncIterator[TrialModels | None]:
-        """Access while the body runs; None for an agent without a model. Afterwards every call is on record."""
+        """Access while the body runs; None for an agent without a model. Afterwards every call is on record.
+
+        `calls` bounds the calls: for an agent that runs in the sandbox, they are its steps.
+        """
         from proctor.models.client import OpenAIChatClient
         from proctor.models.gateway import GatewayTransport
 
@@ -67,7 +70,7 @@ class ModelDesk:
             yield None
             return
         name = self._names[trial.agent.label]
-        budgets = Budgets(tokens=limits.tokens, cost_usd=limits.cost_usd)
+        budgets = Budgets(tokens=limits.tokens, cost_usd=limits.cost_usd, calls=calls)
         access = self.gateway.open_trial(trial.id, models=[name], budgets=budgets, record=record.model_call)
         client = OpenAIChatClient(model, transport=GatewayTransport(self.gateway, access))
         protocols = self.gateway.config.upstreams[self.gateway.config.models[name].upstream].protocols

@@ -26,18 +26,27 @@ HISTORY = "history:"
 
 
 @dataclass(frozen=True, slots=True)
+class AgentKit:
+    """What an agent that runs in the sandbox brings: layers above the task's image, and the memory that its own program
+    needs beyond what the task allows for the work."""
+
+    layers: tuple[Layer, ...] = ()
+    memory_mb: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Preparation:
     """Everything that trials start from. `missing` says why an image could not be had."""
 
     rooms: Mapping[str, Image]
     missing: Mapping[str, str] = field(default_factory=dict)
-    kits: Mapping[str, tuple[Layer, ...]] = field(default_factory=dict)
-    """Layers of the toolkits that agents bring, by the agent's label."""
+    kits: Mapping[str, AgentKit] = field(default_factory=dict)
+    """What agents bring, by the agent's label."""
 
     @property
     def kit_digests(self) -> dict[str, list[str]]:
-        """The same as the lock names them."""
-        return {label: [layer.digest or "" for layer in layers] for label, layers in self.kits.items()}
+        """Their layers, as the lock names them."""
+        return {label: [layer.digest or "" for layer in kit.layers] for label, kit in self.kits.items()}
 
     @property
     def images(self) -> dict[str, ImageFact]:
@@ -76,12 +85,13 @@ async def prepare_all(plan: RunPlan, progress: Progress) -> Preparation:
     return Preparation(rooms, missing, await prepare_kits(plan, store, progress))
 
 
-async def prepare_kits(plan: RunPlan, store: ImageStore, progress: Progress) -> dict[str, tuple[Layer, ...]]:
+async def prepare_kits(plan: RunPlan, store: ImageStore, progress: Progress) -> dict[str, AgentKit]:
     """The toolkit of every agent that brings one. Without it an agent cannot run at all, so a failure is raised."""
-    kits: dict[str, tuple[Layer, ...]] = {}
+    kits: dict[str, AgentKit] = {}
     for agent in plan.agents:
         if agent.injected and isinstance(harness := load_harness(agent.ref), InstalledHarness):
-            kits[agent.label] = await harness.layers(store, _steps_of(agent.label, progress))
+            layers = await harness.layers(store, _steps_of(agent.label, progress))
+            kits[agent.label] = AgentKit(layers, harness.memory_mb)
     return kits
 
 

@@ -76,7 +76,8 @@ class Kit:
     """Packages to be laid above an image, at `/opt/proctor/kit/<name>`.
 
     `lock` pins them with hashes: a `package-lock.json` (then `manifest` is its `package.json`), or pip requirements.
-    `native` names programs of the packages that need a C library; a kit of npm packages gets Node.js if `node`.
+    `native` names programs of the packages that need a C library, `executable` ones that have to be marked so; a kit
+    of npm packages gets Node.js if `node`.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Kit:
     lock: bytes
     manifest: bytes = b""
     native: tuple[str, ...] = ()
+    executable: tuple[str, ...] = ()
     node: bool = False
 
     @property
@@ -94,7 +96,13 @@ class Kit:
     @property
     def digest(self) -> str:
         """Digest of everything that decides its layers, except what Debian serves as its C library and Python."""
-        parts = [digest_bytes(self.lock), digest_bytes(self.manifest), list(self.native), self.node]
+        parts = [
+            digest_bytes(self.lock),
+            digest_bytes(self.manifest),
+            list(self.native),
+            list(self.executable),
+            self.node,
+        ]
         return digest_json([_BUILDER_VERSION, self.name, self.kind, *parts, *_fixed_inputs()])
 
 
@@ -131,6 +139,7 @@ async def kit_layers(kit: Kit, *, store: ImageStore, progress: Progress = silent
         else:
             await _pip(kit, home, workspace, progress)
         _use_our_library(home, kit.native)
+        _mark_programs(home, kit.executable)
         layer = await _committed(root, workspace)
         if kit.kind == "pip":
             progress(1, 2, f"compiling the packages of {kit.name}")
@@ -301,6 +310,13 @@ def _use_our_library(home: Path, native: tuple[str, ...]) -> None:
             if interpreter(file.read(1 << 16)) != _SYSTEM_LOADER:
                 raise ImageError(f"{name} is not a program that uses {_SYSTEM_LOADER}", field="toolkit.native")
         set_interpreter(path, LOADER)
+
+
+def _mark_programs(home: Path, executable: tuple[str, ...]) -> None:
+    for name in executable:
+        if not (home / name).is_file():
+            raise ImageError(f"the packages have no {name}", field="toolkit.executable")
+        (home / name).chmod(0o755)
 
 
 async def _committed(root: Path, workspace: Workspace) -> Layer:
