@@ -254,3 +254,99 @@ def test_the_example_in_the_guide_is_a_recipe(tmp_path: Path) -> None:
         (folder / name).write_text("{}")
     (folder / "agent.toml").write_text(example)
     assert tomllib.loads(example)["name"] == load_harness(str(folder / "agent.toml")).name
+
+
+CALLER = r"""
+import json, os, pathlib, subprocess, sys, urllib.request
+
+def ask(messages):
+    body = json.dumps({"model": os.environ["MODEL"], "messages": messages}).encode()
+    headers = {"authorization": "Bearer " + os.environ["KEY"], "content-type": "application/json"}
+    request = urllib.request.Request(os.environ["BASE"] + "/chat/completions", body, headers)
+    return json.load(urllib.request.urlopen(request, timeout=30))["choices"][0]["message"]
+
+messages = [{"role": "user", "content": sys.stdin.read()}]
+while True:
+    answer = ask(messages)
+    messages.append(answer)
+    if not answer.get("tool_calls"):
+        break
+    for call in answer["tool_calls"]:
+        command = json.loads(call["function"]["arguments"])["command"]
+        output = subprocess.run(command, shell=True, capture_output=True, text=True).stdout
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": output})
+blocked = False
+try:
+    urllib.request.urlopen("http://elsewhere.example/", timeout=5)
+except OSError:
+    blocked = True
+for message in [m for m in messages if m["role"] == "assistant"]:
+    blocks = [{"type": "text", "text": message.get("content") or ""}]
+    print(json.dumps({"type": "assistant", "message": {"id": "x", "content": blocks}}))
+    print(json.dumps({"type": "user", "message": {"content": []}}))
+print(json.dumps({"type": "result", "result": f"{os.getuid()} {blocked} {pathlib.Path(os.environ['STATE']).exists()}"}))
+"""
+CALLING_AGENT = """
+version = 1
+name = "caller"
+agent_version = "1"
+protocols = ["chat"]
+command = ["python3", "${state}/agent.py"]
+stdin = "${instruction}"
+[environment]
+BASE = "${endpoint}"
+KEY = "${token}"
+MODEL = "${model}"
+STATE = "${state}"
+[[files]]
+path = "${state}/agent.py"
+source = "agent.py"
+[transcript]
+format = "claude"
+"""
+
+
+@pytest.mark.sandbox
+@pytest.mark.slow
+@pytest.mark.anyio
+async def test_an_agent_in_the_sandbox_has_its_model_and_nothing_else(tmp_path: Path) -> None:
+    """One trial as root and one as a user; the third asks for more than its steps allow."""
+    import anyio
+
+    from proctor.models.scripted import ScriptedServer, call, say
+
+    (tmp_path / "agent.py").write_text(CALLER)
+    (tmp_path / "agent.toml").write_text(CALLING_AGENT)
+    tasks = tmp_path / "tasks"
+    for name, user in (("as-root", ""), ("as-user", '[agent]\nuser = "user"\n'), ("too-long", "")):
+        folder = tasks / name
+        (folder / "tests").mkdir(parents=True)
+        (folder / "environment").mkdir()
+        (folder / "instruction.md").write_text(f"This is {name}.\n")
+        (folder / "tests/test.sh").write_text("test -e /tmp/proof; echo $((1 - $?)) > /logs/verifier/reward.txt\n")
+        limits = "[proctor.limits]\nsteps = 3\n"
+        (folder / "task.toml").write_text(f'schema_version = "1.4"\n{user}[proctor]\nimage = "host"\n{limits}')
+    proof = call("bash", command="echo here > /tmp/proof; cat /tmp/proof")
+    endless = [call("bash", command=f"echo {number}") for number in range(9)]
+    record = tmp_path / "record"
+    async with ScriptedServer({"too-long": endless, "*": [proof, say("done")]}) as server:
+        words = ("run", str(tasks), "--agent", str(tmp_path / "agent.toml"), "--model", f"small@{server.base_url}")
+        done = await anyio.to_thread.run_sync(lambda: proctor(*words, "-o", str(record), home=tmp_path / "home"))
+        assert done.returncode == 0, done.stderr
+        asked = len(server.requests)
+    results = {path.name.split("@")[0]: path for path in (record / "trials").iterdir()}
+    told = {name: json.loads((path / "result.json").read_text()) for name, path in results.items()}
+    assert {name: one["outcome"] for name, one in told.items()} == {
+        "as-root": "resolved", "as-user": "resolved", "too-long": "agent_limit",
+    }, told  # fmt: skip
+    assert told["as-root"]["final_message"] == "0 True True"
+    assert told["as-user"]["final_message"] == "1000 True True"
+    assert told["too-long"]["stop"] == "limit:calls"
+    assert {name: one["usage"]["model_calls"] for name, one in told.items() if name != "too-long"} == {
+        "as-root": 2, "as-user": 2,
+    }  # fmt: skip
+    # No call beyond the limit reached the upstream, and no token is left in the record.
+    assert asked == 2 + 2 + 3
+    for path in record.rglob("*"):
+        if path.is_file() and path.suffix != ".zst":
+            assert b"sk-proctor-" not in path.read_bytes(), path

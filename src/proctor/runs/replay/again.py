@@ -50,7 +50,7 @@ async def carry_out(
     recorded: Recorded, plan: RunPlan, directory: Path, playback: Playback, on_event: OnEvent = lambda event: None
 ) -> Execution:
     """Run the plan, one trial after the other, into `directory`, which has to be empty or absent."""
-    kits = {agent.label: recorded.kit for agent in plan.agents if recorded.kit}
+    kits = {agent.label: recorded.kit for agent in plan.agents if recorded.kit.layers}
     preparation = Preparation({recorded.trial.task.name: recorded.image}, kits=kits)
     await to_thread.run_sync(_write_lock, directory, plan, preparation)
     async with opened(plan, preparation, playback) as examiner:

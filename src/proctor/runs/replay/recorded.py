@@ -6,7 +6,7 @@ What is not as it was then is refused by name; nothing is replayed on something 
 from __future__ import annotations
 
 import glob
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
@@ -14,7 +14,7 @@ from anyio import to_thread
 from proctor.common import ConfigError, InfraError, RefusedError, digest_bytes
 from proctor.runs.formats import DiffFile, ExecLine, Format, ModelCallLine, RunLock, TrialResult, dump_json, parse
 from proctor.runs.lock import first_difference, lock_agent
-from proctor.runs.preparation import HISTORY, prepare_kits
+from proctor.runs.preparation import HISTORY, AgentKit, prepare_kits
 from proctor.runs.progress import LineProgress
 from proctor.runs.record import read_lines
 from proctor.runs.story import TrialView, find_trial, read_trial
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from proctor.runs.formats import AgentLock, TaskLock
     from proctor.runs.plan import AgentSpec, RunPlan, TrialPlan
-    from proctor.sandbox.contract import Image, Layer
+    from proctor.sandbox.contract import Image
     from proctor.sandbox.images import ImageStore
     from proctor.tasks.model import Task
 
@@ -43,8 +43,8 @@ class Recorded:
     image: Image
     digest: str | None
     """The digest of the record, as the ledger has it."""
-    kit: tuple[Layer, ...] = ()
-    """The agent's toolkit, which lies above the image."""
+    kit: AgentKit = field(default_factory=AgentKit)
+    """What the agent brings: its toolkit lies above the image."""
     notes: tuple[str, ...] = ()
     """What about the agent is not as it was then; it does not hinder a replay, but may explain what it finds."""
 
@@ -122,9 +122,9 @@ async def find_recorded(
     shelf = store if store is not None else await to_thread.run_sync(lambda: ImageStore())
     image = await _image_of(view.lock, planned.task, shelf)
     kits = await prepare_kits(plan, shelf, LineProgress(lambda line: None))
-    kit = kits.get(planned.agent.label, ())
+    kit = kits.get(planned.agent.label, AgentKit())
     rows = [row.data["record"] for row in view.ledger.of("ended") if row.data["trial"] == found.result.trial_id]
-    notes = _notes(view.lock, planned.agent, [layer.digest or "" for layer in kit])
+    notes = _notes(view.lock, planned.agent, [layer.digest or "" for layer in kit.layers])
     return Recorded(found, view.lock, plan, planned, image, rows[-1] if rows else None, kit, notes)
 
 
