@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,17 @@ def test_a_crossing_is_planned_whole(
     assert [entry.task.name for entry in plan.entries] == ["alpha", "beta"]
     assert len(plan.trials()) == 5 * 2 * 3
     assert (plan.seed, plan.limits) == (7, {"steps": 12, "tokens": 2_000_000, "total_s": 30.5})
+
+
+def test_conditions_are_declared_too(declare: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "more.toml").write_text('[[ablation]]\nname = "hint"\nkind = "knowledge"\ntext = "It is 42."\n')
+    text = 'tasks = ["toys"]\nharnesses = ["null"]\nablate = ["more.toml", "budget=2"]\nperturb = ["noise"]\n'
+    request = read_declaration(declare(f'{text}tool_faults = ["0.1:fail"]\nfaults = ["net.json"]\n'))
+    assert request.ablate == (str(tmp_path / "more.toml"), "budget=2")
+    assert (request.perturb, request.tool_faults, request.faults) == (("noise",), ("0.1:fail",), ("net.json",))
+    plan = plan_request(replace(request, faults=()))
+    names = ["plain", "ablate-hint", "ablate-budget-x2", "perturb-noise", "tool-faults-0.1-fail"]
+    assert [condition.name for condition in plan.conditions] == names
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ class Declaration(_Table):
     ablate: list[str] = []
     perturb: list[str] = []
     tool_faults: list[str] = []
+    faults: list[str] = []
     select: list[str] = []
     split: Literal["public", "held_out", "private"] | None = None
     stop_when: str | None = None
@@ -92,6 +93,7 @@ def read_declaration(path: Path) -> Request:
         ablate=tuple(_path(one, folder) for one in declared.ablate),
         perturb=tuple(declared.perturb),
         tool_faults=tuple(declared.tool_faults),
+        faults=tuple(_path(one, folder) for one in declared.faults),
         stop_when=declared.stop_when,
         gateway=os.path.normpath(folder / declared.gateway) if declared.gateway is not None else None,
     )
