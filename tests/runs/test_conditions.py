@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -201,6 +202,17 @@ def test_a_tool_that_was_given_is_not_the_agents_work(ablated: Path) -> None:
     assert not any(path.startswith("opt") for path in paths)
     told = json.loads((folder / "trajectory.json").read_text())["steps"][1]["message"]
     assert "## A tool for this task" in told
+
+
+@pytest.mark.sandbox
+def test_a_tool_that_cannot_be_put_there_stops_the_run_with_the_path(tmp_path: Path) -> None:
+    root = make_toy(tmp_path, "toy", more=TOOL.replace("/opt/exam/answer", "/usr/bin/answer"))
+    (root / "tool.sh").write_text("#!/bin/sh\n")
+    command = [sys.executable, "-m", "proctor", "run", str(root), "--agent", "null", "--ablate", "tool",
+               "-o", str(tmp_path / "run")]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 4
+    assert "ablation: /usr/bin/answer: cannot be written in this image" in done.stderr
 
 
 @pytest.mark.sandbox

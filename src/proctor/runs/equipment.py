@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from proctor.common import ConfigError
+from proctor.sandbox.contract import FileError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from proctor.sandbox import Edge
-    from proctor.sandbox.contract import Layer, SandboxSpec
+    from proctor.sandbox.contract import Layer, Sandbox, SandboxSpec
 
 
 class Equipment:
@@ -34,9 +37,17 @@ class Equipment:
                 box = await self._edge.create(replace(spec, labels={**spec.labels, "role": "equipment"}))
                 try:
                     for path, content in programs:
-                        await box.write(path, content, mode=0o755)
+                        await _place(box, path, content)
                     self._layers[key] = await box.snapshot()
                 finally:
                     with anyio.CancelScope(shield=True):
                         await box.close()
             return self._layers[key]
+
+
+async def _place(box: Sandbox, path: str, content: bytes) -> None:
+    try:
+        await box.write(path, content, mode=0o755)
+    except FileError as error:
+        raise ConfigError(f"cannot be written in this image: {error.message}", field=f"ablation: {path}",
+                          remedy="give another path, such as /opt/exam/NAME") from error  # fmt: skip
