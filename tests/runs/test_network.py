@@ -198,3 +198,30 @@ def test_every_event_is_a_line_of_the_record(event: NetworkEvent) -> None:
     for name in ("kind", "name", "path", "port", "sni", "status", "sent", "count", "service"):
         assert getattr(line, name) == getattr(event, name)
     assert tuple(line.secrets) == event.secrets
+
+
+@pytest.mark.sandbox
+@pytest.mark.data
+@pytest.mark.heavy
+def test_a_public_task_that_needs_a_registry_is_resolved_with_it(shared_data: Path, tmp_path: Path) -> None:
+    """`kv-store-grpc` installs packages in both phases. The registry is this machine's own, if it is reached."""
+    import ssl
+    from urllib.parse import urljoin
+
+    from tests.sandbox.net.test_registries import fetch, python_index, rule_for
+
+    index = python_index()
+    page_url = urljoin(index.rstrip("/") + "/", "six/")
+    files = urljoin(page_url, fetch(page_url).partition('href="')[2].partition('"')[0])
+    bundle = ssl.get_default_verify_paths().cafile
+    trust = open(bundle).read() if bundle else None  # noqa: SIM115
+    policy = NetworkPolicy("allow", (rule_for(index), rule_for(files)), trust)
+    (tmp_path / "policy.json").write_text(json.dumps(policy.as_json()))
+    (tmp_path / "kv").symlink_to(shared_data / "harbor" / "kv-store-grpc")
+    entry = '[[tasks]]\npath = "kv"\nproctor = { carry = "live" }\n'
+    (tmp_path / "dataset.toml").write_text(f'[dataset]\nname = "kv"\nversion = "1"\n{entry}')
+    command = [sys.executable, "-m", "proctor", "run", tmp_path / "dataset.toml", "--agent", "oracle", "--json"]
+    command += ["--allow-network", tmp_path / "policy.json", "-o", tmp_path / "run"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [row["resolved"] for row in json.loads(done.stdout)["agents"]] == [1], done.stdout

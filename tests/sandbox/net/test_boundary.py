@@ -214,6 +214,8 @@ async def test_rules_on_methods_and_paths_are_kept_inside_tls() -> None:
                 (b"GET /simple/%2e%2e/other HTTP/1.1\r\n", "path-not-allowed"),
                 (b"DELETE /simple/six/ HTTP/1.1\r\n", "method-not-allowed"),
                 (b"GET /simple/ HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: websocket\r\n", "upgrade-not-allowed"),
+                (b"GET /simple/ HTTP/1.1\r\nX-Original-URL: /other\r\n", "http-override-field"),
+                (b"GET /simple/ HTTP/1.1\r\nX_HTTP_Method_Override: DELETE\r\n", "http-override-field"),
             ):
                 answer = await https(program, line + host)
                 assert answer.startswith(b"HTTP/1.1 403"), answer

@@ -78,6 +78,8 @@ def test_an_ordinary_request_is_written_as_it_was_read() -> None:
         (("POST / HTTP/1.1", HOST, "Transfer-Encoding: chunked", "Transfer-Encoding: x"), "http-ambiguous-length"),
         (("POST / HTTP/1.0", HOST, "Transfer-Encoding: chunked"), "http-ambiguous-length"),
         (("GET / HTTP/1.1", HOST, *["A: b"] * 300), "http-too-many-fields"),
+        (("POST / HTTP/1.1", HOST, "Content-Length: 1", "Transfer_Encoding: chunked"), "http-malformed-field"),
+        (("POST / HTTP/1.1", HOST, "Content_Length: 1"), "http-malformed-field"),
     ],
 )
 def test_what_has_two_readings_is_refused(lines: tuple[str, ...], reason: str) -> None:

@@ -141,7 +141,7 @@ async def test_a_flood_is_dropped_counted_and_over_when_it_is_over() -> None:
     clock = [0.0]
     answer, recorder = answerer(clock)
     replies = [await answer.answer(query(f"{number}.evil.test")) for number in range(2000)]
-    assert 400 < sum(reply is not None for reply in replies) < 600
+    assert 900 < sum(reply is not None for reply in replies) < 1100
     clock[0] = 10.0
     assert await answer.answer(query("one.test")) is not None
     dropped = recorder.counts.reasons["lookup: flood"]

@@ -82,6 +82,9 @@ class Connection:
             if rule.paths is not None and not paths.below(path, rule.paths):
                 reason = "path-not-allowed"
                 continue
+            if rule.restricted and request.overrides:
+                reason = "http-override-field"
+                continue
             if request.wants_websocket and rule.restricted:
                 reason = "upgrade-not-allowed"
                 continue

@@ -20,7 +20,20 @@ _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _DIGITS = re.compile(rb"[0-9]{1,15}")
 _HOST = re.compile(rb"([A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 _METHOD_START = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}(?: |$)")
-PRIOR_KNOWLEDGE = b"PRI * HTTP/2.0\r\n"
+_FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection", b"upgrade"})
+_OVERRIDES = frozenset(
+    {
+        b"x-http-method",
+        b"x-http-method-override",
+        b"x-method-override",
+        b"x-original-url",
+        b"x-rewrite-url",
+        b"x-forwarded-path",
+        b"x-forwarded-prefix",
+        b"x-forwarded-uri",
+    }
+)
+"""Fields by which some servers take another method or path than those of the request line."""
 
 Fields = tuple[tuple[bytes, bytes], ...]
 
@@ -65,6 +78,11 @@ class Request(Head):
     def path(self) -> str:
         """The path without the query, for the record."""
         return self.target.partition(b"?")[0].decode("latin-1")
+
+    @property
+    def overrides(self) -> bool:
+        """Whether a field may make a server take another method or path."""
+        return any(name.lower().replace(b"_", b"-") in _OVERRIDES for name, _ in self.fields)
 
     @property
     def wants_websocket(self) -> bool:
@@ -159,6 +177,8 @@ def _fields(rest: bytes) -> Fields:
         value = value.strip(b" \t")
         if not colon or not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
             raise HeadError("http-malformed-field")
+        if b"_" in name and name.lower().replace(b"_", b"-") in _FRAMING:
+            raise HeadError("http-malformed-field")  # the same field to a server behind CGI's rules
         fields.append((name, value))
     return tuple(fields)
 

@@ -360,7 +360,7 @@ class HttpRelay:
             await client.send(head.encode() + (b"" if without_body else text))
             await client.send_eof()
             # What is still coming must be read: closing on it would reset, and the answer be lost.
-            rest = _LINGER_MAX
+            rest = _LINGER_MAX if exchange is None or exchange.request.length != 0 else 0
             while rest > 0 and (data := await client.receive()):
                 rest -= len(data)
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 NAMES_MAX = 4096
 LABEL_MAX = 40
 """Labels that only a wildcard covers may have so many characters: enough for names that people gave."""
-_RATE = 200.0
-_BURST = 500.0
+_RATE = 500.0
+_BURST = 1000.0
 _FIRST = int.from_bytes(bytes((127, 64, 0, 1)), "big")
 _EMPTY = frozenset({Type.AAAA, Type.HTTPS, Type.SVCB, Type.SRV, Type.PTR, Type.CNAME, Type.MX, Type.NS, Type.SOA})
 
