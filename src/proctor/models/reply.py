@@ -47,7 +47,7 @@ class Draft:
 def strict_json(text: str) -> Any:
     """JSON as RFC 8259 has it: no NaN or Infinity, no number that only infinity could hold. Raises ValueError."""
     try:
-        return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+        return _STRICT.decode(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
@@ -190,6 +190,9 @@ def _text_of(value: Any) -> str:
 
 def _mapping(value: Any) -> Mapping[str, Any] | None:
     return value if isinstance(value, dict) else None
+
+
+_STRICT = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 
 
 @dataclass(slots=True)

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from proctor.common import ConfigError, InfraError
-from proctor.runs.calls import call_line
+from proctor.runs.calls import call_line, lost_line
 from proctor.runs.formats import dump_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from proctor.models.gateway import CallRecord
+    from proctor.models.gateway.calls import Begun
 
 _COMPACT_BYTES = 1 << 20
 
@@ -44,20 +45,24 @@ class CallFile:
         self._in_flight: set[int] = set()
         self._begun_bytes = 0
 
-    def begun(self, call: CallRecord) -> None:
+    def begun(self, call: Begun) -> None:
         """A call goes upstream."""
         self._in_flight.add(call.number)
-        self._note({"number": call.number, "line": _line(call)})
+        head = json.dumps({"number": call.number, "at": call.at, "protocol": call.operation, "model": call.asked_model,
+                           "pinned": call.pinned_model, "upstream": call.upstream})  # fmt: skip
+        # The request is JSON already; line ends in it can only be space between its parts.
+        request = call.request.replace(b"\r", b" ").replace(b"\n", b" ")
+        self._note(head[:-1].encode() + b',"request":' + request + b"}\n")
 
     def append(self, call: CallRecord) -> None:
         """A call ends. Raises InfraError when it cannot be written; its answer is then not finished."""
         try:
-            _write(self._file, dump_json(_line(call)))
+            _write(self._file, dump_json(call_line(call)))
         except OSError as error:
             raise InfraError(f"the call cannot be recorded: {error.strerror}", field="--record") from error
         if call.number in self._in_flight:
             self._in_flight.discard(call.number)
-            self._note({"ended": call.number})
+            self._note(b'{"ended":%d}\n' % call.number)
 
     def close(self) -> None:
         """Close both files; without calls in flight the second one goes."""
@@ -66,8 +71,7 @@ class CallFile:
         if not self._in_flight:
             self._begun_path.unlink(missing_ok=True)
 
-    def _note(self, value: dict[str, Any]) -> None:
-        data = dump_json(value)
+    def _note(self, data: bytes) -> None:
         try:
             if not self._in_flight and self._begun_bytes > _COMPACT_BYTES:
                 os.ftruncate(self._begun, 0)
@@ -77,10 +81,6 @@ class CallFile:
         except OSError as error:
             raise InfraError(f"the call cannot be recorded: {error.strerror}", field="--record") from error
         self._begun_bytes += len(data)
-
-
-def _line(call: CallRecord) -> dict[str, Any]:
-    return call_line(call).model_dump(exclude_none=True)
 
 
 def _write(file: int, data: bytes) -> None:
@@ -100,7 +100,7 @@ def _unended(path: Path) -> list[bytes]:
         if "ended" in value:
             found.pop(value["ended"], None)
         else:
-            found[value["number"]] = dump_json(value["line"])
+            found[value["number"]] = dump_json(lost_line(value))
     return list(found.values())
 
 

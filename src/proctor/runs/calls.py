@@ -29,12 +29,14 @@ _FINDINGS: Mapping[str, Literal["note", "review"]] = {
 _DOWN = frozenset({ModelFault.UNREACHABLE, ModelFault.OVERLOADED, ModelFault.CUT})
 
 
-def call_line(call: CallRecord) -> ModelCallLine:
-    """One line of `model-calls.jsonl`."""
-    usage = {name: value for name, value in asdict(call.usage).items() if value is not None}
+def call_line(call: CallRecord) -> dict[str, Any]:
+    """One line of `model-calls.jsonl`: the fields of a ModelCallLine that have a value. Every call passes here, so it
+    is not validated (a test holds the two together)."""
+    usage = {name: value for name in Usage.__slots__ if (value := getattr(call.usage, name)) is not None}
     if call.cache_write_tokens:
         usage["cache_write_tokens"] = call.cache_write_tokens
-    return ModelCallLine(
+    line = dict(
+        v=1,
         seq=call.seq,
         at=call.at,
         protocol=call.operation,
@@ -43,11 +45,11 @@ def call_line(call: CallRecord) -> ModelCallLine:
         returned_model=call.returned_model,
         fingerprint=call.fingerprint,
         upstream=call.upstream or None,
-        request=plain(call.request),
+        request=call.request,
         changes=list(call.changes),
         status=call.status,
         streamed=call.streamed,
-        response=plain(call.response) if call.response is not None else None,
+        response=call.response,
         stream=packed(call.stream) if call.stream is not None else None,
         raw=call.raw.decode("utf-8", "backslashreplace") if call.raw is not None else None,
         error=call.error,
@@ -62,6 +64,22 @@ def call_line(call: CallRecord) -> ModelCallLine:
         price_since=call.price_since,
         flags=list(call.flags),
     )
+    return {name: value for name, value in line.items() if value is not None}
+
+
+def lost_line(begun: Mapping[str, Any]) -> dict[str, Any]:
+    """The line of a call that began (a `Begun`, as JSON) and of which nothing more was ever heard."""
+    return ModelCallLine(
+        seq=begun["number"],
+        at=begun["at"],
+        protocol=begun["protocol"],
+        requested_model=begun["model"],
+        pinned_model=begun["pinned"],
+        upstream=begun["upstream"],
+        request=begun["request"],
+        error="the gateway ended before the answer did",
+        fault=str(ModelFault.CUT),
+    ).model_dump(exclude_none=True)
 
 
 def packed(stream: bytes) -> str:

@@ -229,7 +229,7 @@ class TrialRecord:
         for finding in findings_of(call):
             if finding not in self._findings:
                 self._findings.append(finding)
-        content = dump_json(call_line(call).model_dump(exclude_none=True))
+        content = dump_json(call_line(call))
         self._append("model-calls.jsonl", content)
         self.events.write("model_call", {"line": self.model_calls, "digest": digest_bytes(content)})
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from proctor.models.contract import Usage
-    from proctor.models.gateway.calls import CallRecord
+    from proctor.models.gateway.calls import Begun, CallRecord
     from proctor.models.gateway.config import Budgets, ModelConfig
 
 _BYTES_PER_TOKEN = 3
@@ -183,8 +183,8 @@ class TrialAccess:
     run_purse: Purse
     slots: anyio.Semaphore
     on_close: Callable[[TrialAccess], None]
-    begun: Callable[[CallRecord], None] | None = None
-    """Told of every call before it goes upstream, as it would be on record if it never ended (`number` names it)."""
+    begun: Callable[[Begun], None] | None = None
+    """Told of every call before it goes upstream."""
     token: str = field(default_factory=lambda: f"sk-proctor-{secrets.token_urlsafe(32)}", repr=False)
     exceeded: Exceeded | None = None
     """The budget that ended the trial: its own, or the run's when a call was refused for it."""

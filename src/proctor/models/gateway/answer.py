@@ -115,10 +115,10 @@ class Answer:
             raise TryFailed(ModelFault.BAD_REPLY, str(error), retried=False) from error
 
     def _event(self, event: bytes) -> None:
-        seen = self.reader.event(*fields_of(event))
+        clean = self._redactor.raw(event)
+        seen = self.reader.event(*fields_of(clean))
         if seen.begun and self.first_token_s is None:
             self.first_token_s = anyio.current_time() - self.opened.began_at
-        clean = self._redactor.raw(event)
         self.events.append(clean)
         if not (seen.only_usage and self._hide_usage):
             self._ready.append(clean)

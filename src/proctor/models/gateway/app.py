@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -96,49 +97,57 @@ def _passes(name: str) -> bool:
 
 async def _body(receive: Receive, limit: int) -> bytes | None:
     """The request's body; None when the client left before it was whole."""
-    pieces = []
-    size = 0
+    message = await receive()
+    if not message.get("more_body"):
+        return _checked(message.get("body", b""), limit) if message["type"] == "http.request" else None
+    pieces = [message["body"]]
+    size = len(pieces[0])
     try:
         with anyio.fail_after(_BODY_S):
-            while True:
+            while message.get("more_body"):
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     return None
-                piece = message.get("body", b"")
-                size += len(piece)
+                pieces.append(message.get("body", b""))
+                size += len(pieces[-1])
                 if size > limit:
-                    raise _Failed(413, f"the request is longer than {limit} bytes", "request_too_large")
-                pieces.append(piece)
-                if not message.get("more_body"):
-                    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                    break
     except TimeoutError:
         raise _Failed(408, f"the request did not arrive within {_BODY_S:g} s", "request_timeout") from None
+    return _checked(b"".join(pieces), limit)
+
+
+def _checked(body: bytes, limit: int) -> bytes:
+    if len(body) > limit:
+        raise _Failed(413, f"the request is longer than {limit} bytes", "request_too_large")
+    return body
 
 
 async def _answer(call: Exchange, receive: Receive, send: Send, drain_s: float) -> None:
     """Make the call and hand its answer over. When the client leaves, the rest is read for its counts, for a while."""
-    async with anyio.create_task_group() as group:
-        delivery = _Delivery(send)
+    delivery = _Delivery(send)
+    with anyio.CancelScope() as scope:
 
         async def watch() -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
             delivery.gone = True
             if call.status == 0:
-                group.cancel_scope.cancel()
+                scope.cancel()
             else:
-                group.cancel_scope.deadline = anyio.current_time() + drain_s
+                scope.deadline = anyio.current_time() + drain_s
 
-        group.start_soon(watch)
+        # A plain task: one of these runs for every call, and a task group would cost as much as the rest of it.
+        watcher = asyncio.get_running_loop().create_task(watch())
         try:
             await call.open()
             await delivery.start(call.status, call.headers)
             async for chunk in call.chunks():
-                await delivery.send(chunk)
+                await delivery.send(chunk, last=call.complete)
             await delivery.end()
         finally:
-            await call.aclose()
-        group.cancel_scope.cancel()
+            watcher.cancel()
+            call.close()
 
 
 class _Delivery:
@@ -147,16 +156,19 @@ class _Delivery:
     def __init__(self, send: Send) -> None:
         self._send = send
         self.gone = False
+        self._ended = False
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         encoded = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
         await self._try({"type": "http.response.start", "status": status, "headers": encoded})
 
-    async def send(self, chunk: bytes) -> None:
-        await self._try({"type": "http.response.body", "body": chunk, "more_body": True})
+    async def send(self, chunk: bytes, *, last: bool) -> None:
+        await self._try({"type": "http.response.body", "body": chunk, "more_body": not last})
+        self._ended = last
 
     async def end(self) -> None:
-        await self._try({"type": "http.response.body", "body": b"", "more_body": False})
+        if not self._ended:
+            await self._try({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _try(self, message: dict[str, Any]) -> None:
         if not self.gone:

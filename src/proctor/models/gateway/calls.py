@@ -66,6 +66,19 @@ class Try:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """A call before it goes upstream. `request` is its JSON as it came, without secrets."""
+
+    number: int
+    at: str
+    operation: str
+    asked_model: str
+    upstream: str
+    pinned_model: str
+    request: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class CallRecord:
     """One call, as it is told before its last byte goes back. Secrets are gone from every field.
 

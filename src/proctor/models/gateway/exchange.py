@@ -6,7 +6,7 @@ however it ends. Nothing is tried again once a byte has been handed over.
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,7 @@ class CutShort(Exception):
 
 
 class Exchange:
-    """One call. `open` it, send `status` and `headers`, then hand over its `chunks()`; `aclose` it in every case."""
+    """One call. `open` it, send `status` and `headers`, then hand over its `chunks()`; `close` it in every case."""
 
     def __init__(
         self,
@@ -94,7 +94,9 @@ class Exchange:
         self.fault: ModelFault | None = None
         self.problem = ""
         self.left = False
-        self._stack = AsyncExitStack()
+        self.complete = False
+        """True with the last of the chunks, where that is known before it ends."""
+        self._stack = ExitStack()
         self._settled = False
 
     async def open(self) -> None:
@@ -106,13 +108,14 @@ class Exchange:
             await self._open()
         except BaseException:
             self.leave("the call was cut off before it was answered")
-            await self.aclose()
+            self.close()
             raise
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The answer, byte for byte. Raises CutShort when the upstream's broke off."""
         if self.error is not None:
             self.settle()
+            self.complete = True
             yield self.error
             return
         answer = self.answer
@@ -123,9 +126,10 @@ class Exchange:
                     self.settle()
                 elif self.access.closed:
                     raise CutShort("the trial is over")
+                self.complete = answer.last_seen and not answer.is_stream
                 if data := answer.take_ready():
                     yield data
-                if not await answer.more():
+                if self.complete or not await answer.more():
                     break
         except TryFailed as failure:
             self.fault = failure.fault
@@ -135,14 +139,13 @@ class Exchange:
         if data := answer.take_ready():
             yield data
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         """Give back every place and connection. A call that was not read to its end is settled as cut off."""
         try:
             self.leave("the client left before the answer had ended")
         finally:
             self.access.leave(self)
-            with anyio.CancelScope(shield=True):
-                await self._stack.aclose()
+            self._stack.close()
 
     def settle(self, problem: str = "") -> None:
         """Count the call and put it on record, once. Raises what the recorder raises: then nothing more goes out."""
@@ -279,32 +282,41 @@ class Exchange:
 
     async def _try(self, model: ModelConfig, upstream: Upstream, *, again: bool) -> None:
         """One try, up to the first event or (not streamed) the whole answer. Raises TryFailed."""
-        async with AsyncExitStack() as stack:
+        with ExitStack() as stack:
             waiting_since = anyio.current_time()
-            await stack.enter_async_context(self.gateway.gates[model.name].entered())
-            await stack.enter_async_context(upstream.gate.entered())
+            await self.gateway.gates[model.name].enter(stack)
+            await upstream.gate.enter(stack)
             self.queued_s += anyio.current_time() - waiting_since
             stack.callback(upstream.leave)
             upstream.enter()
-            # A try that is not the first ends before its caller's time does: the caller learns what is wrong upstream.
-            deadline = anyio.current_effective_deadline() - _LAST_S if again else float("inf")
-            with anyio.CancelScope(deadline=deadline) as scope:
-                operation = self.operation
-                opened = await upstream.start(operation.protocol, operation.path, self.passed, self.prepared.raw)
-                stack.callback(opened.response.close)
-                hide = self.prepared.hide_usage
-                answer = Answer(opened, operation, upstream.config, self.gateway.redactor, hide_usage=hide)
-                try:
-                    await answer.begin()
-                except TryFailed as failure:
-                    upstream.failed(failure)
-                    raise
-            if scope.cancelled_caught:
-                raise TryFailed(ModelFault.TIMEOUT, "no time was left for another try to be answered", retried=False)
+            if not again:
+                answer = await self._begin(upstream, stack)
+            else:
+                # It ends before its caller's time does: the caller then learns what is wrong upstream.
+                with anyio.CancelScope(deadline=anyio.current_effective_deadline() - _LAST_S) as scope:
+                    answer = await self._begin(upstream, stack)
+                if scope.cancelled_caught:
+                    text = "no time was left for another try to be answered"
+                    raise TryFailed(ModelFault.TIMEOUT, text, retried=False)
             self.answer = answer
             self.status = 200
-            self._head(opened.headers)
-            self._stack.push_async_exit(stack.pop_all())
+            self._head(answer.opened.headers)
+            if not answer.is_stream:
+                self.headers["content-length"] = str(len(answer.body))
+            self._stack.push(stack.pop_all())
+
+    async def _begin(self, upstream: Upstream, stack: ExitStack) -> Answer:
+        operation = self.operation
+        opened = await upstream.start(operation.protocol, operation.path, self.passed, self.prepared.raw)
+        stack.callback(opened.response.close)
+        hide = self.prepared.hide_usage
+        answer = Answer(opened, operation, upstream.config, self.gateway.redactor, hide_usage=hide)
+        try:
+            await answer.begin()
+        except TryFailed as failure:
+            upstream.failed(failure)
+            raise
+        return answer
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         """Answer with an error of our own, in the protocol's shape."""
@@ -337,6 +349,7 @@ class Exchange:
         self.status, self.error = status, body
         # Whatever could be tried again has been, here: the official clients heed this header.
         self.headers.setdefault("x-should-retry", "false")
+        self.headers["content-length"] = str(len(body))
         self.headers["x-proctor-fault"] = str(self.fault)
 
     def _head(self, headers: Mapping[str, str]) -> None:

@@ -21,7 +21,7 @@ from proctor.models.gateway.upstream import Gate, Upstream
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from proctor.models.gateway.calls import CallRecord
+    from proctor.models.gateway.calls import Begun, CallRecord
     from proctor.models.gateway.config import GatewayConfig, ModelConfig
     from proctor.models.gateway.dialects import Operation
 
@@ -91,7 +91,7 @@ class Gateway:
         models: Sequence[str],
         record: Callable[[CallRecord], None],
         budgets: Budgets | None = None,
-        begun: Callable[[CallRecord], None] | None = None,
+        begun: Callable[[Begun], None] | None = None,
     ) -> TrialAccess:
         """Access for one trial, to these models alone. `record` is called with every call before its answer ends,
         `begun` before it goes upstream.
@@ -120,7 +120,7 @@ class Gateway:
             record=record,
             purse=Purse("trial", effective),
             run_purse=self.run_purse,
-            slots=anyio.Semaphore(self.config.max_parallel),
+            slots=anyio.Semaphore(self.config.max_parallel, fast_acquire=True),
             on_close=self._forget,
             begun=begun,
         )
@@ -140,7 +140,7 @@ class Gateway:
         *,
         trusted: bool = False,
     ) -> Exchange:
-        """One call: `await open()` it, then read its `chunks()`, then `aclose()` it. Only a `trusted` caller is told
+        """One call: `await open()` it, then read its `chunks()`, then `close()` it. Only a `trusted` caller is told
         where the upstream is."""
         return Exchange(self, access, operation, raw, headers, trusted=trusted)
 

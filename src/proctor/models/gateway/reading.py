@@ -124,7 +124,9 @@ class ChatReader(Reader):
             return
         chunk = parse_json(data)
         self._assembler.take(chunk)
-        self._take(chunk)
+        # Every chunk says again what the first one said; only a change is of interest.
+        if self.returned_model is None or chunk.get("model") != self.returned_model or self.fingerprint is None:
+            self._take(chunk)
         seen.begun = self._assembler.started
         if isinstance(counts := chunk.get("usage"), dict):
             self.usage = usage_of(counts, None)

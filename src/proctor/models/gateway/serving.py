@@ -63,6 +63,7 @@ def _server(app: Any) -> Any:
         http="httptools",
         ws="none",
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=75,
         backlog=2048,
     )

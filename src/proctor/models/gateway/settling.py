@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from proctor.models.contract import ModelFault, Usage
 from proctor.models.gateway.access import estimated, tokens_in
-from proctor.models.gateway.calls import CallRecord
-from proctor.models.reply import cost_of, well_formed
+from proctor.models.gateway.body import Body
+from proctor.models.gateway.calls import Begun, CallRecord
+from proctor.models.reply import cost_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from proctor.models.gateway.exchange import Exchange
     from proctor.models.gateway.gateway import Gateway
     from proctor.models.gateway.reading import Reader
@@ -43,9 +46,43 @@ def settle(call: Exchange) -> None:
         raise
 
 
-def begun(call: Exchange) -> CallRecord:
-    """What would be true of a call if nothing more were ever heard of it."""
-    return _record(call, Usage(), "the gateway ended before the answer did")
+def begun(call: Exchange) -> Begun:
+    """What is known of a call before it goes upstream."""
+    assert call.model is not None
+    return Begun(
+        number=call.number,
+        at=_moment(call),
+        operation=call.operation.name,
+        asked_model=call.asked,
+        upstream=call.model.upstream,
+        pinned_model=call.model.id,
+        request=call.access.redactor.raw(call.gateway.redactor.raw(call.raw)),
+    )
+
+
+def _moment(call: Exchange) -> str:
+    return call.at.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _request(call: Exchange) -> Mapping[str, Any]:
+    """What was asked, without a secret. They are looked for in the bytes: taking the values apart costs far more."""
+    clean = call.access.redactor.raw(call.gateway.redactor.raw(call.raw))
+    return call.values if clean is call.raw or not call.values else Body(clean).values
+
+
+def _response(call: Exchange, reader: Reader | None) -> Mapping[str, Any] | None:
+    """The answer as one object. The reader has seen it without the key; the trial's token is rarely in it."""
+    if reader is None or reader.response is None:
+        return None
+    answer = call.answer
+    assert answer is not None
+    redact = call.access.redactor
+    found = answer.body if not answer.is_stream else b"".join(answer.events)
+    # A secret that came in pieces is in no event, but in what they add up to.
+    if redact.raw(found) is found and not answer.is_stream:
+        return reader.response
+    clean: Mapping[str, Any] = redact.tree(call.gateway.redactor.tree(reader.response))
+    return clean
 
 
 def _usage(call: Exchange) -> Usage:
@@ -61,33 +98,32 @@ def _usage(call: Exchange) -> Usage:
     return replace(usage, cost_usd=cost)
 
 
-def _record(call: Exchange, usage: Usage, lost: str = "") -> CallRecord:
+def _record(call: Exchange, usage: Usage) -> CallRecord:
     answer = call.answer
     reader = answer.reader if answer is not None else None
     if answer is not None and answer.is_stream:
         answer.reader.close()
-    fault, error = (ModelFault.CUT, lost) if lost else _trouble(call, reader)
+    fault, error = _trouble(call, reader)
     redact = call.access.redactor
     now = anyio.current_time()
     if reader is not None and reader.response_id is not None and fault is None:
         call.access.response_ids.add(reader.response_id)
     clean = call.gateway.redactor
-    response = reader.response if reader is not None else None
     return CallRecord(
         seq=call.access.seq,
         trial_id=call.access.trial_id,
-        at=call.at.isoformat(timespec="microseconds").replace("+00:00", "Z"),
+        at=_moment(call),
         operation=call.operation.name,
         asked_model=call.asked,
         model=call.model.name if call.model else "",
         upstream=call.upstream.config.name if call.upstream else "",
         pinned_model=call.model.id if call.model else "",
         streamed=answer.is_stream if answer is not None else call.prepared.streamed,
-        request=redact.tree(clean.tree(well_formed(dict(call.values)))),
+        request=_request(call),
         changes=tuple(clean.text(redact.text(change)) for change in call.prepared.changes),
         removed=tuple(call.prepared.removed),
         status=call.status or None,
-        response=redact.tree(clean.tree(response)) if response is not None else None,
+        response=_response(call, reader),
         stream=redact.raw(b"".join(answer.events)) if answer is not None and answer.is_stream else None,
         raw=_raw(call),
         returned_model=reader.returned_model if reader is not None else None,

@@ -49,4 +49,4 @@ class _Stream(httpx.AsyncByteStream):
 
     async def aclose(self) -> None:
         """The reader is done, or has given up."""
-        await self._call.aclose()
+        self._call.close()

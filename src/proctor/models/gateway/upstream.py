@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -15,9 +14,11 @@ from proctor.models.retry import is_retried, retry_after_s
 from proctor.models.spec import is_loopback
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import Mapping
+    from contextlib import ExitStack
 
     import aiohttp
+    from yarl import URL
 
     from proctor.models.gateway.config import Limits, Protocol, UpstreamConfig
 
@@ -49,20 +50,16 @@ class Gate:
 
     def __init__(self, limits: Limits) -> None:
         self._rate = Rate(limits.requests_per_minute) if limits.requests_per_minute else None
-        self._slots = anyio.Semaphore(limits.max_concurrent) if limits.max_concurrent else None
+        many = limits.max_concurrent
+        self._slots = anyio.Semaphore(many, fast_acquire=True) if many else None
 
-    @asynccontextmanager
-    async def entered(self) -> AsyncIterator[None]:
-        """Hold a place."""
+    async def enter(self, stack: ExitStack) -> None:
+        """Take a place, which `stack` gives back."""
         if self._slots is not None:
             await self._slots.acquire()
-        try:
-            if self._rate is not None and (wait_s := self._rate.reserve(anyio.current_time())):
-                await anyio.sleep(wait_s)
-            yield
-        finally:
-            if self._slots is not None:
-                self._slots.release()
+            stack.callback(self._slots.release)
+        if self._rate is not None and (wait_s := self._rate.reserve(anyio.current_time())):
+            await anyio.sleep(wait_s)
 
 
 @dataclass(slots=True)
@@ -96,6 +93,7 @@ class Upstream:
         self.breaker = Breaker(config.circuit)
         self.state = State()
         self._session: aiohttp.ClientSession | None = None
+        self._urls: dict[str, URL] = {}
 
     async def open(self) -> None:
         """Make ready; nothing is sent."""
@@ -152,13 +150,18 @@ class Upstream:
             self.breaker.failed(anyio.current_time())
 
     async def _start(self, path: str, headers: Mapping[str, str], body: bytes) -> Opened:
-        assert self._session is not None, "the gateway is not open"
         start = anyio.current_time()
         wait_s = self.config.timeouts.first_byte_s
-        with anyio.move_on_after(wait_s) as scope, translated(self.config):
-            response = await self._session.post(
-                f"{self.config.base_url}/{path}", data=body, headers=headers, allow_redirects=False
-            )
+        if wait_s is None:
+            return await self._first_bytes(path, headers, body, start)
+        with anyio.move_on_after(wait_s):
+            return await self._first_bytes(path, headers, body, start)
+        raise TryFailed(ModelFault.TIMEOUT, f"no first byte within {wait_s:g} s", retried=True)
+
+    async def _first_bytes(self, path: str, headers: Mapping[str, str], body: bytes, start: float) -> Opened:
+        assert self._session is not None, "the gateway is not open"
+        with translated(self.config):
+            response = await self._session.post(self._url(path), data=body, headers=headers, allow_redirects=False)
             try:
                 if response.status != 200:
                     raise await self._refusal(response)
@@ -167,8 +170,14 @@ class Upstream:
                 response.close()
                 raise
             return Opened(response, first, start, dict(response.headers))
-        assert scope.cancelled_caught
-        raise TryFailed(ModelFault.TIMEOUT, f"no first byte within {wait_s:g} s", retried=True)
+
+    def _url(self, path: str) -> URL:
+        """The address of an operation; each is read once."""
+        if path not in self._urls:
+            from yarl import URL
+
+            self._urls[path] = URL(f"{self.config.base_url}/{path}")
+        return self._urls[path]
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> TryFailed:
         """A reply with a status other than 200, with its body kept as it is."""
