@@ -106,9 +106,10 @@ def error_of(value: Mapping[str, Any]) -> ErrorReply | None:
     return ErrorReply(str(error), "", "")
 
 
-def whole_answer(value: Mapping[str, Any]) -> Draft:
+def whole_answer(value: Mapping[str, Any], *, is_well_formed: bool = False) -> Draft:
     """A non-streamed reply. Raises BadReply when it holds no answer."""
-    value = well_formed(value)
+    if not is_well_formed:
+        value = well_formed(value)
     choice = _first_choice(value)
     message = choice.get("message")
     if not isinstance(message, dict):

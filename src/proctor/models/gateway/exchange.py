@@ -75,7 +75,9 @@ class Exchange:
         self.number = access.numbers
         self.status = 0
         self.headers: dict[str, str] = {}
-        self.at = datetime.now(UTC)
+        self.clean = access.redactor.raw(gateway.redactor.raw(raw))
+        """The request without a secret, for the record."""
+        self.at = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         self.began_at = anyio.current_time()
         self.queued_s = 0.0
         self.values: Mapping[str, Any] = {}

@@ -70,8 +70,11 @@ class Reader:
         """Take an answer that came in one piece."""
         try:
             value = parse_json(body.decode("utf-8", "replace"))
+            if b"\\u" in body:
+                # Only an escape can bring half of a surrogate pair, which no file could hold.
+                value = well_formed(dict(value))
             self._whole(value)
-            self.response, self.ended = well_formed(dict(value)), True
+            self.response, self.ended = value, True
         except (BadReply, ErrorReply) as error:
             self._fail(error)
 
@@ -136,7 +139,7 @@ class ChatReader(Reader):
         self._take(value)
         if isinstance(counts := value.get("usage"), dict):
             self.usage = usage_of(counts, None)
-        whole_answer(value)
+        whole_answer(value, is_well_formed=True)
 
     def _closing(self) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -51,23 +50,18 @@ def begun(call: Exchange) -> Begun:
     assert call.model is not None
     return Begun(
         number=call.number,
-        at=_moment(call),
+        at=call.at,
         operation=call.operation.name,
         asked_model=call.asked,
         upstream=call.model.upstream,
         pinned_model=call.model.id,
-        request=call.access.redactor.raw(call.gateway.redactor.raw(call.raw)),
+        request=call.clean,
     )
-
-
-def _moment(call: Exchange) -> str:
-    return call.at.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _request(call: Exchange) -> Mapping[str, Any]:
     """What was asked, without a secret. They are looked for in the bytes: taking the values apart costs far more."""
-    clean = call.access.redactor.raw(call.gateway.redactor.raw(call.raw))
-    return call.values if clean is call.raw or not call.values else Body(clean).values
+    return call.values if call.clean is call.raw or not call.values else Body(call.clean).values
 
 
 def _response(call: Exchange, reader: Reader | None) -> Mapping[str, Any] | None:
@@ -95,7 +89,7 @@ def _usage(call: Exchange) -> Usage:
         return usage  # another tier has other prices, which nobody told us
     cost = cost_of(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, call.tariff.amounts,
                    cache_write=reader.cache_write_tokens)  # fmt: skip
-    return replace(usage, cost_usd=cost)
+    return Usage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, usage.reasoning_tokens, cost)
 
 
 def _record(call: Exchange, usage: Usage) -> CallRecord:
@@ -112,7 +106,7 @@ def _record(call: Exchange, usage: Usage) -> CallRecord:
     return CallRecord(
         seq=call.access.seq,
         trial_id=call.access.trial_id,
-        at=_moment(call),
+        at=call.at,
         operation=call.operation.name,
         asked_model=call.asked,
         model=call.model.name if call.model else "",
