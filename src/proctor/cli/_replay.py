@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from proctor.runs.engine import Event
     from proctor.runs.replay.actions import ActionReplay
     from proctor.runs.replay.branch import Change
 
@@ -30,7 +31,7 @@ def actions(
     async def work() -> ActionReplay:
         recorded = await find_recorded(run, trial, tasks=tasks)
         async with Edge() as edge:
-            return await replay_actions(recorded, edge, repeat=repeat, probe=probe)
+            return await replay_actions(recorded, edge, repeat=repeat, probe=probe, on_repeat=_note)
 
     done = anyio.run(work)
     if as_json:
@@ -99,7 +100,12 @@ def branches(
 
     async def work() -> Branches:
         recorded = await find_recorded(run, trial, tasks=tasks)
-        return await branch(recorded, step, change, directory, count=count, model=spec)
+
+        def tell_trial(event: Event) -> None:
+            if event.kind == "done" and event.result is not None:
+                _note(f"{event.trial_id}: {event.result.outcome}")
+
+        return await branch(recorded, step, change, directory, count=count, model=spec, on_event=tell_trial)
 
     done = anyio.run(work)
     if as_json:
@@ -109,6 +115,11 @@ def branches(
     results = [result for arm in done.arms.values() for result in arm]
     broken = {Outcome.INFRA_ERROR, Outcome.VERIFIER_ERROR}
     return ExitCode.INFRA if any(result.outcome in broken for result in results) else ExitCode.OK
+
+
+def _note(line: str) -> None:
+    """What goes on, for those who wait."""
+    click.echo(line, err=True)
 
 
 def _print(lines: Iterable[tuple[str, str]]) -> None:

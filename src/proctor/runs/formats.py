@@ -392,6 +392,10 @@ class ExecLine(_Record):
     """Not executed: what the parent's record has was given back (a branch that began at a snapshot)."""
 
 
+COUNT = "count_tokens"
+"""The protocol of a call that counts tokens, and is none of the model."""
+
+
 class ModelCallLine(_Record):
     """One line of `model-calls.jsonl`: a call of the model, request and answer as they crossed the wire."""
 

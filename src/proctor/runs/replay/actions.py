@@ -126,18 +126,22 @@ async def replay_actions(
     *,
     repeat: int = 1,
     probe: bool = True,
-    on_call: Callable[[int, ExecLine], None] = lambda number, line: None,
+    on_repeat: Callable[[str], None] = lambda line: None,
 ) -> ActionReplay:
     """Do the trial's actions again, `repeat` times, and compare. When something differs and `probe` is set, two more
     replays (one as they were, and two with a fixed hash seed) tell the cause."""
     lines = list(recorded.execs())
     check_replayable(recorded, lines)
-    repeats = [await _repeat(recorded, lines, edge, number, on_call) for number in range(1, repeat + 1)]
+    repeats = []
+    for number in range(1, repeat + 1):
+        repeats.append(await _repeat(recorded, lines, edge))
+        on_repeat(f"replay {number} of {repeat}: {repeats[-1].differences} differences")
     different = any(one.differences for one in repeats)
     plain, seeded = list(repeats), list[Repeat]()
     if different and probe:
-        plain += [await _repeat(recorded, lines, edge, 0, on_call) for _ in range(max(0, _PROBES - repeat))]
-        seeded = [await _repeat(recorded, lines, edge, 0, on_call, env=SEEDED) for _ in range(_PROBES)]
+        on_repeat("replaying further to tell the cause")
+        plain += [await _repeat(recorded, lines, edge) for _ in range(max(0, _PROBES - repeat))]
+        seeded = [await _repeat(recorded, lines, edge, SEEDED) for _ in range(_PROBES)]
     found = list(_firsts(repeats, plain, seeded)) if different else []
     return ActionReplay(
         trial_id=recorded.result.trial_id,
@@ -173,12 +177,7 @@ def check_replayable(recorded: Recorded, lines: list[ExecLine]) -> None:
 
 
 async def _repeat(
-    recorded: Recorded,
-    lines: list[ExecLine],
-    edge: Edge,
-    number: int,
-    on_call: Callable[[int, ExecLine], None],
-    env: Mapping[str, str] | None = None,
+    recorded: Recorded, lines: list[ExecLine], edge: Edge, env: Mapping[str, str] | None = None
 ) -> Repeat:
     """One replay in a sandbox of its own."""
     task = recorded.trial.task
@@ -191,10 +190,7 @@ async def _repeat(
         await wait_until_healthy(box, task)
         await enter_phase(box, network, "agent")
         player = Player(recorded, box, env)
-        observed = []
-        for line in lines:
-            on_call(number, line)
-            observed.append(await player.play(line))
+        observed = [await player.play(line) for line in lines]
         await box.kill_all()
         disk = await _disk(recorded, box)
         return Repeat(tuple(observed), tuple(disk or ()), disk is not None)

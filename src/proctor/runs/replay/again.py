@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from proctor.models.gateway import GatewayConfig
     from proctor.runs.engine import Execution, OnEvent
     from proctor.runs.examiner import Playback
     from proctor.runs.plan import RunPlan, TrialPlan
     from proctor.runs.replay.recorded import Recorded
 
 
-def plan_of(recorded: Recorded, trials: Sequence[TrialPlan], parent: dict[str, Any]) -> RunPlan:
+def plan_of(
+    recorded: Recorded, trials: Sequence[TrialPlan], parent: dict[str, Any], gateway: GatewayConfig | None
+) -> RunPlan:
     """A run of these trials, made from the recorded one."""
     agents = {trial.agent.label: trial.agent for trial in trials}
     return replace(
@@ -35,7 +38,7 @@ def plan_of(recorded: Recorded, trials: Sequence[TrialPlan], parent: dict[str, A
         attempts=max(trial.attempt for trial in trials),
         conditions=(recorded.trial.condition,),
         options={},
-        gateway=None,
+        gateway=gateway,
         parent={
             "run_id": recorded.result.run_id,
             "trial": recorded.result.trial_id,
@@ -44,6 +47,37 @@ def plan_of(recorded: Recorded, trials: Sequence[TrialPlan], parent: dict[str, A
         },
         given=tuple(trials),
     )
+
+
+def replaying_gateway(recorded: Recorded, url: str) -> GatewayConfig | None:
+    """The gateway of a run that had a file for it, with every model answered at `url`: no key is needed, no other
+    endpoint is asked. None for a run without such a file."""
+    from proctor.models.gateway import GatewayConfig, ModelConfig, UpstreamConfig
+
+    kept = recorded.lock.options.get("gateway")
+    if kept is None:
+        return None
+    models = {
+        name: ModelConfig(name=name, upstream="replay", id=model["id"], aliases=tuple(model["aliases"]))
+        for name, model in kept["config"]["models"].items()
+    }
+    return GatewayConfig(upstreams={"replay": UpstreamConfig("replay", url)}, models=models)
+
+
+def branching_gateway(recorded: Recorded, url: str) -> tuple[GatewayConfig, str] | None:
+    """The same gateway with the endpoint of the trial's model at `url`, and where that endpoint is in truth.
+
+    Raises ConfigError when its file, or a key, is not as it was. None for a run without such a file.
+    """
+    from proctor.runs.gateways import gateway_again
+
+    _, config = gateway_again(recorded.lock.options)
+    model = recorded.trial.agent.model
+    if config is None or model is None:
+        return None
+    upstream = config.upstreams[config.models[model.name].upstream]
+    upstreams = {**config.upstreams, upstream.name: replace(upstream, base_url=url)}
+    return replace(config, upstreams=upstreams), upstream.base_url
 
 
 async def carry_out(

@@ -1,20 +1,19 @@
-"""An endpoint on loopback that answers as the model once did, in order, and notes every request that is another.
+"""An endpoint on loopback that answers as the model once did, in order.
 
-Any harness can be given it in place of its model: those in this process, and command-line agents through the gateway.
-For a branch it answers so up to one call, and hands what comes after to the live endpoint.
+Any harness can be given it in place of its model: those in this process, and command-line agents, since all reach their
+model through the gateway. What it is asked is not its business: the new trial's record is compared with the old one's,
+request by request. For a branch it answers up to one call, and hands what comes after to the live endpoint.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from proctor.models.contract import ModelFault
 from proctor.models.spec import is_loopback
 from proctor.runs.calls import unpacked
-from proctor.runs.replay.compare import Level
-from proctor.runs.replay.requests import Divergence, diverges
 from proctor.runs.replay.wire import chat_completion, chat_events
 
 if TYPE_CHECKING:
@@ -50,24 +49,20 @@ class Live:
 
 @dataclass(slots=True)
 class AnswerServer:
-    """The endpoint. `begin` it anew for every trial; read `divergences` and `asked` afterwards."""
+    """The endpoint. `begin` it anew for every trial; read `asked`, `extra` and `unasked` afterwards."""
 
     calls: Sequence[ModelCallLine]
     live: Live | None = None
     asked: int = 0
     extra: int = 0
-    divergences: list[Divergence] = field(default_factory=list)
     counts: Sequence[ModelCallLine] = ()
     """Recorded counts of tokens (of the messages protocol), which are no calls of the model."""
-    strayed: int = 0
-    """Requests of all trials that were not as recorded although they came before the branch."""
     _counted: int = 0
 
     def begin(self, live: Live | None = None) -> None:
         """Forget what was asked: a new trial begins, which goes on at `live`, if at all."""
         self.live = live
         self.asked = self.extra = self._counted = 0
-        self.divergences = []
 
     @property
     def unasked(self) -> int:
@@ -105,12 +100,6 @@ class AnswerServer:
             return self._count_tokens(raw)
         number, self.asked = self.asked, self.asked + 1
         live = self.live
-        if number < len(self.calls) and (live is None or number <= live.after):
-            found = diverges(number + 1, self.calls[number].request, body)
-            if found is not None:
-                self.divergences.append(found)
-                strays = live is not None and number < live.after and found.level is Level.DIFFERENT
-                self.strayed += strays
         if live is not None and number >= live.after:
             if number == live.after and live.on_branch is not None:
                 await live.on_branch()

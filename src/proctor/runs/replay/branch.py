@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from proctor.common import ConfigError, InfraError, RefusedError
 from proctor.models.loopback import served
-from proctor.runs.replay.again import carry_out, plan_of
+from proctor.runs.replay.again import branching_gateway, carry_out, plan_of
 from proctor.runs.replay.answers import AnswerServer, Live
-from proctor.runs.replay.calls import calls_of
+from proctor.runs.replay.calls import calls_of, divergences
+from proctor.runs.replay.compare import Level
 from proctor.runs.replay.playback import PlaybackRoom
 from proctor.runs.replay.point import Point, find_point
 from proctor.runs.replay.snapshots import restore, snapshot_at
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from proctor.agents.contract import Room
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from proctor.analysis.paired import Estimate
     from proctor.analysis.proportions import Interval
     from proctor.models.contract import ModelSpec
-    from proctor.runs.formats import TrialResult
+    from proctor.runs.engine import OnEvent
+    from proctor.runs.formats import ModelCallLine, TrialResult
     from proctor.runs.plan import TrialPlan
     from proctor.runs.record import TrialRecord
     from proctor.runs.replay.recorded import Recorded
@@ -162,6 +164,7 @@ async def branch(
     *,
     count: int = 1,
     model: ModelSpec | None = None,
+    on_event: OnEvent = lambda event: None,
 ) -> Branches:
     """Make `count` branches with the change and, when there are several, as many without it. `model` is the live one
     (default: that of the trial). Raises what `find_recorded` and `find_point` raise."""
@@ -175,18 +178,29 @@ async def branch(
     arms = (CHANGED, ORIGINAL) if count > 1 else (CHANGED,)
     playback = _Branching(recorded, point, change, server, live, snapshot)
     async with served(server.app) as url:
+        found = branching_gateway(recorded, f"{url}/v1") if model is None else None
+        if found is not None:
+            playback.endpoint = found[1]
         trials = [_trial(recorded, arm, number, live, f"{url}/v1") for number in range(1, count + 1) for arm in arms]
         restored = "snapshot" if snapshot is not None else "replay"
         parent = {"kind": "branch", "step": step, "change": change.text, "restored": restored}
-        plan = plan_of(recorded, trials, parent)
-        execution = await carry_out(recorded, plan, directory, playback)
+        plan = plan_of(recorded, trials, parent, found[0] if found is not None else None)
+        execution = await carry_out(recorded, plan, directory, playback, on_event)
     done = {arm: tuple(execution.results[one.id] for one in trials if one.agent.label.endswith(f".{arm}"))
             for arm in arms}  # fmt: skip
     worth = worth_of(done[CHANGED], done[ORIGINAL]) if count > 1 else None
     notes = _notes(recorded, live, count)
-    if server.strayed:
-        notes += (f"{server.strayed} requests before the step were not as recorded: the agent was not where it was",)
+    notes += tuple(_strayed(point, calls, directory, [one for arm in done.values() for one in arm]))
     return Branches(directory, step, change.text, restored, done, worth, notes)
+
+
+def _strayed(point: Point, calls: list[ModelCallLine], directory: Path, results: list[TrialResult]) -> Iterator[str]:
+    """A note for each branch whose agent asked something else before the step: it was not where it had been."""
+    for result in results:
+        record = directory / "trials" / result.trial_id
+        early = [one for one in divergences(calls[: point.calls], record) if one.level is Level.DIFFERENT]
+        if early:
+            yield f"{result.agent} {result.attempt}: {len(early)} requests before the step were not as recorded"
 
 
 def live_model(recorded: Recorded) -> ModelSpec:
@@ -235,6 +249,7 @@ class _Branching:
         self._change = change
         self._server = server
         self._live = live
+        self.endpoint = live.base_url
         self._snapshot = snapshot
         self._lines = [line for line in recorded.execs()][: point.execs]
         self._then_see: bytes | None = None
@@ -255,7 +270,7 @@ class _Branching:
         asks_again = self._change.kind == "write" or (change is not None and change.kind in ("none", "reply"))
         self._server.begin(
             Live(
-                base_url=self._live.base_url,
+                base_url=self.endpoint,
                 after=self._point.calls + (not asks_again),
                 reply=change.reply if change is not None else None,
                 on_branch=on_branch,

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING
 
 from proctor.common import RefusedError
 from proctor.models.loopback import served
-from proctor.runs.formats import DiffFile, load
-from proctor.runs.replay.again import carry_out, plan_of
+from proctor.runs.formats import COUNT, DiffFile, load
+from proctor.runs.replay.again import carry_out, plan_of, replaying_gateway
 from proctor.runs.replay.answers import AnswerServer
 from proctor.runs.replay.compare import Difference, Level, compare
 from proctor.runs.replay.disk import DiskDifference, compare_disks
-from proctor.runs.replay.recorded import read_execs
+from proctor.runs.replay.recorded import read_calls, read_execs
+from proctor.runs.replay.requests import diverges
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from proctor.agents.contract import Room
     from proctor.agents.room import BoundedRoom
@@ -92,7 +93,7 @@ async def replay_calls(recorded: Recorded, directory: Path | None = None) -> Cal
     async with served(server.app) as url, _kept(directory) as place:
         agent = replace(recorded.trial.agent, model=replace(model, base_url=f"{url}/v1", api_key_env=None))
         trial = replace(recorded.trial, agent=agent)
-        plan = plan_of(recorded, [trial], {"kind": "model-calls"})
+        plan = plan_of(recorded, [trial], {"kind": "model-calls"}, replaying_gateway(recorded, f"{url}/v1"))
         execution = await carry_out(recorded, plan, place, Beginning(server))
         record = place / "trials" / trial.id
         observed = tuple(_pairs(list(recorded.execs()), list(read_execs(record))))
@@ -102,17 +103,25 @@ async def replay_calls(recorded: Recorded, directory: Path | None = None) -> Cal
             asked=server.asked,
             extra=server.extra,
             unasked=server.unasked,
-            divergences=tuple(server.divergences),
+            divergences=tuple(divergences(calls, record)),
             observed=observed,
             disk=tuple(_disk(recorded.directory, record)),
         )
 
 
+def divergences(calls: Sequence[ModelCallLine], record: Path) -> Iterator[Divergence]:
+    """Every request of the new record that is not what was asked then. Both are as the agent sent them: what the
+    gateway enforces on the way is the same, and is not compared."""
+    asked = (line for line in read_calls(record) if line.protocol != COUNT)
+    for number, (then, now) in enumerate(zip(calls, asked, strict=False), 1):
+        if (found := diverges(number, then.request, now.request)) is not None:
+            yield found
+
+
 def calls_of(recorded: Recorded) -> tuple[list[ModelCallLine], list[ModelCallLine]]:
     """The calls of the model, and the counts of tokens beside them."""
     lines = list(recorded.calls())
-    counts = [line for line in lines if line.protocol == "count_tokens"]
-    return [line for line in lines if line.protocol != "count_tokens"], counts
+    return [line for line in lines if line.protocol != COUNT], [line for line in lines if line.protocol == COUNT]
 
 
 @asynccontextmanager

@@ -65,6 +65,8 @@ _NETWORK_WORDS = re.compile(
     r"unreachable|no route to host|max retries exceeded|failed to establish a new connection",
     re.I,
 )
+_LOOKED_AT = 4000
+"""How much of a command is looked at for a cause: a candidate may have written a very long one."""
 _PARALLEL = re.compile(
     r"&\s*(\n|$|[^&>\s])|\bxargs\b.*\s-P|\bparallel\b|\bmake\b.*\s-j|\s-n\s*(auto|\d+)\b|\bthread", re.M
 )
@@ -141,7 +143,7 @@ def _by_network(recorded: ExecLine, then: str, now: str) -> Judgement | None:
     for name, text in (("then", then), ("now", now)):
         if (found := _NETWORK_WORDS.search(text)) and not (_NETWORK_WORDS.search(then) and _NETWORK_WORDS.search(now)):
             return Judgement(Cause.NETWORK, f"the output {name} says {found.group()!r}, the other does not")
-    if (found := _NETWORK_COMMAND.search(recorded.subject)) and without_times(then) != without_times(now):
+    if (found := _NETWORK_COMMAND.search(recorded.subject[:_LOOKED_AT])) and without_times(then) != without_times(now):
         return Judgement(Cause.NETWORK, f"the command uses the network ({found.group().strip()})")
     return None
 
@@ -166,7 +168,7 @@ def _by_seed(texts: Sequence[str], seeded: Sequence[ExecLine]) -> Judgement | No
 def _by_order(recorded: ExecLine, then: str, now: str, texts: Sequence[str]) -> Judgement | None:
     if lines_in_order(then) == lines_in_order(now):
         return Judgement(Cause.RACE, "the same lines in another order")
-    if _PARALLEL.search(recorded.subject) and len({without_chance(text) for text in texts}) > 1:
+    if _PARALLEL.search(recorded.subject[:_LOOKED_AT]) and len({without_chance(text) for text in texts}) > 1:
         return Judgement(Cause.RACE, "it starts several things at once, and its replays differ among themselves")
     return None
 

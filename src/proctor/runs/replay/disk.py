@@ -25,6 +25,9 @@ _LOOKED_INTO = 4 << 20
 """Larger files are compared by digest alone."""
 
 
+_LOOKED_INTO_IN_ALL = 64 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class DiskDifference:
     """One path that is not as it was. `level` is CLOCK when only times in its content differ."""
@@ -108,7 +111,13 @@ def _members(archive: Path) -> Mapping[str, _Member]:
 
 
 def _contents(archive: Path, paths: Container[str]) -> dict[str, bytes]:
-    return {path: file.read(_LOOKED_INTO) for path, _, file in _walk(archive) if file is not None and path in paths}
+    found: dict[str, bytes] = {}
+    room = _LOOKED_INTO_IN_ALL
+    for path, member, file in _walk(archive):
+        if file is not None and path in paths and member.size <= room:
+            found[path] = file.read(_LOOKED_INTO)
+            room -= len(found[path])
+    return found
 
 
 def _walk(archive: Path) -> Iterator[tuple[str, tarfile.TarInfo, IO[bytes] | None]]:

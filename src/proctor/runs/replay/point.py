@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from proctor.common import ConfigError, RefusedError
 from proctor.runs.events import EventLog
+from proctor.runs.formats import COUNT
 
 if TYPE_CHECKING:
     from proctor.runs.replay.recorded import Recorded
@@ -41,7 +42,7 @@ def find_point(recorded: Recorded, step: int) -> Point:
 
 def _by_events(recorded: Recorded, step: int) -> Point | None:
     """By the order of the event log. None when its steps were written down after the fact (a transcript of a program
-    in the sandbox): then they say nothing of the order."""
+    in the sandbox), or stand for several calls each: then their order says nothing of the calls'."""
     calls = execs = number = 0
     before = (0, 0)
     for event in EventLog(recorded.directory).of("model_call", "exec", "step"):
@@ -51,13 +52,17 @@ def _by_events(recorded: Recorded, step: int) -> Point | None:
             continue
         number += 1
         if number == step:
-            return Point(step, *before) if calls > before[0] else None
+            return Point(step, *before) if calls == before[0] + 1 else None
         if event.data.get("source") == "agent":
             before = (calls, execs)
     return None
 
 
 def _by_count(recorded: Recorded, step: int) -> Point:
-    steps = recorded.view.trajectory.steps[: step - 1]
-    calls = sum(1 for one in steps if one.source == "agent" and one.llm_call_count)
-    return Point(step, calls, 0)
+    """By the number of answers before it, for a transcript that tells of every answer that was given."""
+    answers = [one.step_id for one in recorded.view.trajectory.steps if one.source == "agent" and one.llm_call_count]
+    given = sum(call.protocol != COUNT for call in recorded.calls())
+    if len(answers) != given:
+        message = f"the agent's transcript tells of {len(answers)} answers of its model, and {given} were given"
+        raise RefusedError(f"{message}: which of them step {step} was is not known", field="--from")
+    return Point(step, answers.index(step), 0)

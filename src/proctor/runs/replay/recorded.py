@@ -69,9 +69,7 @@ class Recorded:
 
     def calls(self) -> Iterator[ModelCallLine]:
         """The calls of the model, in order."""
-        path = self.directory / "model-calls.jsonl"
-        for number, line in enumerate(read_lines(path), 1):
-            yield parse_line(ModelCallLine, line, f"{path}:{number}")
+        return read_calls(self.directory)
 
     def given(self, line: ExecLine) -> bytes | None:
         """What a call was given beyond its subject. Raises ConfigError when it is not in the record."""
@@ -83,6 +81,13 @@ def read_execs(directory: Path) -> Iterator[ExecLine]:
     path = directory / "exec.jsonl"
     for number, line in enumerate(read_lines(path), 1):
         yield parse_line(ExecLine, line, f"{path}:{number}")
+
+
+def read_calls(directory: Path) -> Iterator[ModelCallLine]:
+    """The calls of the model, from `model-calls.jsonl`."""
+    path = directory / "model-calls.jsonl"
+    for number, line in enumerate(read_lines(path), 1):
+        yield parse_line(ModelCallLine, line, f"{path}:{number}")
 
 
 def parse_line(kind: type[Format], line: object, name: str) -> Format:
@@ -114,6 +119,9 @@ async def find_recorded(
     view = read_run(run)
     if view.lock.mode != "agents":
         raise RefusedError(f"a run of {view.lock.mode} has no agent that could do anything again", field=str(run))
+    if view.damage is not None:
+        raise RefusedError(f"the ledger is damaged: {view.damage}", field=str(run),
+                           remedy="replay only whole records")  # fmt: skip
     found = read_trial(view, find_trial(view, trial))
     if found.intact is False:
         raise RefusedError("the record was changed since it was committed", field=str(found.directory),
@@ -145,7 +153,8 @@ def _plan_of(lock: RunLock, result: TrialResult, tasks: Path | None) -> tuple[Ru
     from proctor.runs.request import plan_again
 
     options = {**lock.options, "select": [glob.escape(result.task)]}
-    options.pop("stop_when", None)
+    for name in ("stop_when", "gateway", "record_snapshots"):
+        options.pop(name, None)
     sources = [str(tasks)] if tasks is not None else lock.sources
     agents = [without_key(agent) for agent in lock.agents if agent.label == result.agent]
     try:
