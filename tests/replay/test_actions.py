@@ -37,7 +37,7 @@ def replay(run: Path, *options: str) -> tuple[int, dict[str, Any]]:
     done = CliRunner().invoke(cli, ["replay", str(run), "toy", "--actions", "--json", *options])
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
-    return done.exit_code, json.loads(done.output)
+    return done.exit_code, json.loads(done.stdout)
 
 
 def test_the_same_trial_replays_with_zero_differences(exam: Exam) -> None:

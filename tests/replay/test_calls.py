@@ -71,7 +71,7 @@ def replay(run: Path, *options: str) -> tuple[int, dict[str, Any]]:
     done = CliRunner().invoke(cli, ["replay", str(run), "toy", "--model-calls", "--json", *options])
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
-    return done.exit_code, json.loads(done.output)
+    return done.exit_code, json.loads(done.stdout)
 
 
 @pytest.mark.sandbox

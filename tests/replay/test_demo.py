@@ -52,5 +52,5 @@ def test_trials_of_the_demonstration_are_replayed_without_a_difference(tmp_path:
         for mode in ("--actions", "--model-calls"):
             command = ["replay", str(tmp_path / "run"), task, mode, "--json"]
             done = CliRunner().invoke(cli, command, catch_exceptions=False)
-            found = json.loads(done.output)
+            found = json.loads(done.stdout)
             assert (done.exit_code, found["differences"]) == (0, 0), found

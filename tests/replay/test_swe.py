@@ -67,5 +67,5 @@ def test_real_tasks_are_solved_and_replayed_without_a_difference(shared_data: Pa
     for task in TASKS:
         for options in (["--actions", "--repeat", "2"], ["--model-calls"]):
             done = CliRunner().invoke(cli, ["replay", str(run), task, "--json", *options], catch_exceptions=False)
-            found = json.loads(done.output)
+            found = json.loads(done.stdout)
             assert (done.exit_code, found["differences"]) == (0, 0), found
