@@ -49,7 +49,7 @@ async def test_a_sandbox_lives_works_and_ends(edge: Edge) -> None:
         assert (result.text, result.exit_code, result.reason) == ("hello\n", 3, None)
     assert box.ended is EndReason.CLOSED
     receipt = await box.receipt()
-    assert (receipt.tier, receipt.end_reason, receipt.execs) == ("container/native", EndReason.CLOSED, 1)
+    assert (receipt.tier, receipt.end_reason, receipt.execs) == ("namespaces-userns", EndReason.CLOSED, 1)
 
 
 async def test_the_journal_tells_the_whole_life(edge: Edge) -> None:
@@ -126,7 +126,8 @@ async def test_an_ended_sandbox_says_why(edge: Edge) -> None:
         ({"resources": Resources(cpus=100_000)}, "resources.cpus"),
         ({"resources": Resources(disk_mb=1 << 30, memory_mb=64)}, "resources.disk_mb"),
         ({"resources": Resources(pids=1 << 30)}, "resources.pids"),
-        ({"runtime": "runsc"}, "backend"),
+        ({"runtime": "rkt"}, "runtime"),
+        ({"backend": "fncall"}, "backend"),
         ({"network": "bridge"}, "network"),
         ({"resources": Resources(cpus=0)}, "resources.cpus"),
         ({"lifecycle": Lifecycle(ttl_s=-1)}, "lifecycle.ttl_s"),

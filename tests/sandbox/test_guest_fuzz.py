@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.sandbox, pytest.mark.slow]
 SECONDS = float(os.environ.get("PROCTOR_FUZZ_SECONDS", "5"))
 SOURCE = BINARY.parent.parent / "csrc"
 _GUEST = ("attach", "carry", "exec", "files", "frame", "group", "guest", "main")
-_GUEST += ("net", "streams", "tell", "terminal", "tree", "user")
+_GUEST += ("net", "standalone", "streams", "tell", "terminal", "tree", "user")
 _SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 
 

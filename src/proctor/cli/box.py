@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from proctor.sandbox.contract import ExecResult, SandboxSpec
 
+_TIERS = ["process", "namespaces", "namespaces-userns", "gvisor", "microvm", "fullvm"]
 TIMED_OUT = 124
 OUT_OF_MEMORY = 137
 
@@ -43,6 +44,8 @@ def _spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say what a sandbox shall be."""
     for option in reversed(
         (
+            click.option("--runtime", type=click.Choice(["native", "runsc"]), default="native", show_default=True),
+            click.option("--min-tier", type=click.Choice(_TIERS), help="Refuse to run with less isolation."),
             click.option("--image", default="host", show_default=True, help="Reference or digest of an image."),
             click.option("--memory", type=click.IntRange(8), default=1024, show_default=True, help="Memory, MB."),
             click.option("--cpus", type=click.FloatRange(0.01), default=1.0, show_default=True, help="Cores."),
@@ -273,10 +276,12 @@ def rm(everything: bool, sandboxes: tuple[str, ...]) -> None:
 
 def _spec(**options: Any) -> SandboxSpec:
     """The spec that the options of `run` describe."""
-    from proctor.sandbox.contract import Lifecycle, Resources, SandboxSpec
+    from proctor.sandbox.contract import Lifecycle, Resources, SandboxSpec, Tier
 
     return SandboxSpec(
         image=options["image"],
+        runtime=options["runtime"],
+        min_tier=None if options["min_tier"] is None else Tier(options["min_tier"]),
         resources=Resources(
             cpus=options["cpus"], memory_mb=options["memory"], pids=options["pids"], disk_mb=options["disk"]
         ),

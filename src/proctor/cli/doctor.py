@@ -12,9 +12,12 @@ import subprocess
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
+
+if TYPE_CHECKING:
+    from proctor.sandbox.contract import Runtime
 
 Status = Literal["ok", "missing"]
 _OLDEST_KERNEL = (5, 19)
@@ -25,6 +28,7 @@ _KEYRING_REMEDY = "apt-get install --no-install-recommends debian-archive-keyrin
 _CONTROLLERS = ("memory", "cpu", "pids", "freezer")
 
 
+_OWN_WAYS = {"runsc": "scripts/setup --runtimes"}
 # docker is of use only when its daemon answers.
 _VERSION_ARGUMENTS = {"mkfs.ext4": ["-V"], "docker": ["version", "--format", "server {{.Server.Version}}"]}
 
@@ -66,13 +70,15 @@ class Diagnosis:
     notes: tuple[str, ...] = field(default=())
 
 
+RUNTIMES = ("native", "runsc")
+
 # Tier: (purpose, checks it needs).
 _TIERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "container/native": (
         "sandboxes, default",
         ("linux", "root", "kernel", "namespaces", "overlay", "cgroups", "seccomp", "binary", "sandbox"),
     ),
-    "container/runsc": ("sandboxes with gVisor", ("runsc",)),
+    "container/runsc": ("sandboxes with gVisor", ("sandbox", "runsc", "sandbox in gVisor")),
     "container/docker": ("sandboxes where Docker or Podman is all there is", ("docker or podman",)),
     "microvm": ("sandboxes with a kernel of their own", ("kvm", "firecracker or qemu")),
     "disk/loop": ("private disks larger than the memory limit", ("loop", "mkfs.ext4")),
@@ -81,7 +87,7 @@ _TIERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "image/dockerfile": ("environment/Dockerfile", ("root", "buildah")),
     "image/registry": ("docker://… references", ("root", "skopeo")),
 }
-_LATER = ("container/runsc", "container/docker", "microvm")
+_LATER = ("container/docker", "microvm")
 # Program: the package that has it on Debian and Ubuntu (None: not packaged there).
 _PROGRAMS: dict[str, str | None] = {
     "mmdebstrap": "mmdebstrap",
@@ -177,7 +183,11 @@ def check_program(name: str, package: str | None) -> Check:
     """A program and its version."""
     path = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
     if path is None:
-        remedy = f"apt-get install --no-install-recommends {package}" if package else f"install {name} from its project"
+        remedy = (
+            f"apt-get install --no-install-recommends {package}"
+            if package
+            else _OWN_WAYS.get(name, f"install {name} from its project")
+        )
         return Check(name, "missing", "not installed", remedy)
     arguments = _VERSION_ARGUMENTS.get(name, ["--version"])
     try:
@@ -191,7 +201,7 @@ def check_program(name: str, package: str | None) -> Check:
     return Check(name, "ok", f"{path}: {lines[0] if lines else 'no version'}")
 
 
-def check_sandbox() -> Check:
+def check_sandbox(runtime: Runtime = "native", name: str = "sandbox") -> Check:
     """Make a sandbox of the host image, run `true` in it, close it."""
     import anyio
 
@@ -200,7 +210,7 @@ def check_sandbox() -> Check:
     async def probe() -> float:
         from proctor import sandbox
 
-        async with sandbox.create(sandbox.SandboxSpec(image="host")) as box:
+        async with sandbox.create(sandbox.SandboxSpec(image="host", runtime=runtime)) as box:
             start = time.perf_counter()
             result = await box.exec(["true"], timeout_s=20)
             if not result.ok:
@@ -210,8 +220,8 @@ def check_sandbox() -> Check:
     try:
         seconds = anyio.run(probe)
     except (ProctorError, OSError) as error:
-        return Check("sandbox", "missing", f"a trial sandbox failed: {error}", "put the other checks right first")
-    return Check("sandbox", "ok", f"a trial sandbox ran `true` in {seconds * 1000:.1f} ms")
+        return Check(name, "missing", f"a trial sandbox failed: {error}", "put the other checks right first")
+    return Check(name, "ok", f"a trial sandbox ran `true` in {seconds * 1000:.1f} ms")
 
 
 def _either(name: str, checks: dict[str, Check], *names: str) -> Check:
@@ -254,16 +264,24 @@ def diagnose(*, live: bool = True) -> Diagnosis:
     checks = {check.name: check for check in found}
     checks["docker or podman"] = _either("docker or podman", checks, "docker", "podman")
     checks["firecracker or qemu"] = _either("firecracker or qemu", checks, "firecracker", "qemu-system-x86_64")
-    ready = all(checks[name].ok for name in _TIERS["container/native"][1] if name != "sandbox")
-    if not ready:
-        checks["sandbox"] = Check("sandbox", "missing", "not tried", "put the other checks right first")
-    elif not live:
-        checks["sandbox"] = Check("sandbox", "ok", "not tried (--no-probe)")
-    else:
-        checks["sandbox"] = check_sandbox()
-    notes = (f"this version of Proctor runs container/native; {', '.join(_LATER)} are shown for later ones",)
+    checks["sandbox"] = _native(checks, live=live)
+    checks["sandbox in gVisor"] = _gvisor(checks, live=live)
+    notes = (f"this version of Proctor does not run {' nor '.join(_LATER)} yet",)
     machine = {"system": _system_name(), "kernel": platform.release(), "architecture": platform.machine()}
     return Diagnosis(1, machine, tuple(checks.values()), tuple(_tier(name, checks) for name in _TIERS), notes)
+
+
+def _native(checks: dict[str, Check], *, live: bool) -> Check:
+    if not all(checks[name].ok for name in _TIERS["container/native"][1] if name != "sandbox"):
+        return Check("sandbox", "missing", "not tried", "put the other checks right first")
+    return check_sandbox() if live else Check("sandbox", "ok", "not tried (--no-probe)")
+
+
+def _gvisor(checks: dict[str, Check], *, live: bool) -> Check:
+    name = "sandbox in gVisor"
+    if not (checks["sandbox"].ok and checks["runsc"].ok):
+        return Check(name, "missing", "not tried")
+    return check_sandbox("runsc", name) if live else Check(name, "ok", "not tried (--no-probe)")
 
 
 def _tier(name: str, checks: dict[str, Check]) -> Tier:
@@ -296,6 +314,11 @@ def native_works(diagnosis: Diagnosis) -> bool:
     multiple=True,
     help="With --tools: a command-line agent, too.",
 )
+@click.option("--conformance", is_flag=True, help="Run the conformance suite on the runtimes that work here instead.")
+@click.option(
+    "--runtime", "runtimes", multiple=True, type=click.Choice(RUNTIMES), help="With --conformance: only on this one."
+)
+@click.option("--capabilities", is_flag=True, help="Print what each runtime can do, as a Markdown table, instead.")
 @click.pass_context
 def doctor(
     ctx: click.Context,
@@ -305,18 +328,33 @@ def doctor(
     tools: bool,
     image: str,
     agents: tuple[str, ...],
+    conformance: bool,
+    runtimes: tuple[Runtime, ...],
+    capabilities: bool,
 ) -> None:
     """What this machine can do, tier by tier, and what to install.
 
     Exit code 0 if sandboxes of the default kind (container/native) work here, else 1. With --tools: 0 if every tool
-    does what it should in the image, else 1.
+    does what it should in the image, else 1. With --conformance: 0 if every check passed on every runtime that was
+    asked for (on those that work here, if none was), else 1.
     """
+    if (agents and not tools) or (image != "host" and not tools):
+        raise click.UsageError("--image and --agent go with --tools")
+    if runtimes and not conformance:
+        raise click.UsageError("--runtime goes with --conformance")
     if tools:
         from proctor.cli import _tools
 
         ctx.exit(_tools.run(image, agents, as_json=as_json))
-    if agents or image != "host":
-        raise click.UsageError("--image and --agent go with --tools")
+    if capabilities:
+        from proctor.sandbox.runtimes.capabilities import table
+
+        click.echo(table(), nl=False)
+        return
+    if conformance:
+        from proctor.cli._conformance import examine
+
+        ctx.exit(0 if examine(runtimes, as_json=as_json) else 1)
     diagnosis = diagnose(live=not no_probe)
     if as_json:
         click.echo(json.dumps(asdict(diagnosis)))

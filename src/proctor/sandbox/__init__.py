@@ -38,6 +38,7 @@ from proctor.sandbox.contract import (
     SandboxLost,
     SandboxSpec,
     Stats,
+    Tier,
 )
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ __all__ = [
     "SandboxLost",
     "SandboxSpec",
     "Stats",
+    "Tier",
     "create",
     "sync",
 ]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from proctor.sandbox.native.cgroup import GroupStats, SlotGroup
     from proctor.sandbox.native.channel import GuestChannel
     from proctor.sandbox.native.launcher import Launched
+    from proctor.sandbox.runtimes.programs import ErrorLog
 
 _KILL_DEADLINE_S = 10.0
 _FULL_BYTES = 4096
@@ -120,6 +121,10 @@ class SlotIncarnation:
     counters: Counters
     driver: Driver
     mechanisms: Mapping[str, str]
+    dies_of_pids: bool = False
+    """Whether a refused process ends the guest. Native ones go on: there it is a command's own misfortune."""
+    log: ErrorLog | None = None
+    """What a program in the slot writes when it fails; a native guest has none."""
 
     @property
     def slot(self) -> str:
@@ -145,9 +150,15 @@ class SlotIncarnation:
         disk_bytes, disk_inodes = usage(self.launched.upper_fd)
         return _stats(group, disk_bytes, disk_inodes)
 
-    def oom_since_last_look(self) -> bool:
-        """Whether the kernel killed for memory since a command last started or failed."""
-        return self.counters.oom_since_last_look()
+    def limit_that_ended_it(self) -> EndReason | None:
+        """The limit for which a guest is gone that nobody has killed, by the kernel's own count."""
+        if self.counters.oom_since_last_look():
+            return EndReason.OOM
+        return EndReason.PIDS if self.dies_of_pids and self.counters.read().pids_refused else None
+
+    def last_words(self) -> str:
+        """The last line of the program in the slot."""
+        return self.log.last_line() if self.log is not None else ""
 
     def close_counters(self) -> None:
         """The last counters have been read."""
@@ -192,9 +203,10 @@ class SlotIncarnation:
                 remedy="a process in state D holds it; look at the kernel log",
             )
 
-    def descriptors(self) -> tuple[int, int]:
-        """What is to be closed once the groups are gone: pidfd and the upper's file system."""
-        return self.launched.pidfd, self.launched.upper_fd
+    def descriptors(self) -> tuple[int, ...]:
+        """What is to be closed once the groups are gone: pidfd, the upper's file system, the log."""
+        descriptors = (self.launched.pidfd, self.launched.upper_fd)
+        return descriptors if self.log is None else (*descriptors, self.log.descriptor)
 
 
 def _stats(group: GroupStats, disk_bytes: int, disk_inodes: int) -> Stats:

@@ -8,6 +8,7 @@ from proctor.common import ConfigError, RefusedError
 from proctor.sandbox import disk
 from proctor.sandbox.native.plan import Bind, Limits, LoopUpper, MemoryUpper, Plan
 from proctor.sandbox.native.seccomp import program
+from proctor.sandbox.runtimes.capabilities import capabilities_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,15 +24,14 @@ _CPU_QUOTA_FLOOR_US = 1000
 
 
 def check(spec: SandboxSpec) -> None:
-    """Refuse what this backend cannot honour, by the field's name."""
-    if spec.backend != "container" or spec.runtime != "native":
-        raise RefusedError(
-            f"{spec.backend}/{spec.runtime} is not available", field="backend", remedy="use container/native"
-        )
+    """Refuse what no runtime, or not the one that was asked for, can honour, by the field's name."""
+    if spec.backend != "container":
+        raise RefusedError(f"{spec.backend} is not available", field="backend", remedy="use container")
     if isinstance(spec.network, str) and spec.network not in ("none", "open"):
         raise RefusedError(
             f"{spec.network!r} is not available", field="network", remedy="use none, open or a NetworkPolicy"
         )
+    capabilities_of(spec.runtime).refuse(spec)
     resources = spec.resources
     for name, value in (("cpus", resources.cpus), ("memory_mb", resources.memory_mb), ("pids", resources.pids)):
         if not value > 0:

@@ -267,7 +267,7 @@ def restore(edge: Edge, record: BoxRecord, live: LiveRecord, commands: Commands)
     boundary = carry(record.sandbox, edge._tasks.start_soon) if carry is not None else None
     if boundary is not None and (noted := edge._estate.policy(record.sandbox)) is not None:
         boundary.restore(*noted)
-    box = Box(edge, record.sandbox, record.spec, record.image, record.base, boundary)
+    box = Box(edge, record.sandbox, record.spec, record.image, record.base, edge._runtimes.native, boundary)
     box._stack = live.stack
     box._ends_ms = record.ends_ms
     box._request = record.request

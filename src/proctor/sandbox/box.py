@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from proctor.sandbox.edge import Edge
     from proctor.sandbox.native.channel import GuestChannel
     from proctor.sandbox.net.boundary import Boundary
-    from proctor.sandbox.runtimes.contract import Incarnation
+    from proctor.sandbox.runtimes.contract import Incarnation, RuntimeDriver
 
     Action = Callable[[], Awaitable[None]]
 
@@ -70,6 +70,7 @@ class Box(NetworkedBox):
         spec: SandboxSpec,
         image: Image,
         stack: tuple[Layer, ...],
+        runtime: RuntimeDriver,
         boundary: Boundary | None = None,
     ) -> None:
         self.id = box_id
@@ -82,7 +83,7 @@ class Box(NetworkedBox):
         self._user = default_user(spec, image)
         self._environment = default_environment(spec, image)
         self._workdir = spec.workdir or image.workdir or "/"
-        self._history = History(box_id, spec, image, created_at=now())
+        self._history = History(box_id, spec, image, created_at=now(), tier=runtime.tier, kernel=runtime.kernel)
         self._begin_network(boundary)
         # Held while the sandbox changes its incarnation or ends.
         self._change = anyio.Lock(fast_acquire=True)

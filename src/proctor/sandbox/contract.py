@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from proctor.sandbox.net.policy import NetworkPolicy
 
 Backend = Literal["container"]
-Runtime = Literal["native"]
+Runtime = Literal["native", "runsc"]
 DiskDriver = Literal["auto", "memory", "loop"]
 
 
@@ -43,6 +43,28 @@ class EndReason(StrEnum):
     IMAGE = "IMAGE"
     NET_DENIED = "NET_DENIED"
     LAUNCH = "LAUNCH"
+
+
+class Tier(StrEnum):
+    """How far a sandbox is from the machine, in order: what a receipt says was achieved, and a spec may demand."""
+
+    PROCESS = "process"
+    """A process of the machine: nothing is isolated."""
+    NAMESPACES = "namespaces"
+    """Namespaces and a filter, but root inside has the id of the machine's root."""
+    NAMESPACES_USERNS = "namespaces-userns"
+    """The same with ids of its own: root inside is nobody outside. One bug of the kernel away from it."""
+    GVISOR = "gvisor"
+    """System calls are answered by gVisor, not by the machine's kernel."""
+    MICROVM = "microvm"
+    """A kernel of its own in a small virtual machine."""
+    FULLVM = "fullvm"
+    """A whole virtual machine."""
+
+    @property
+    def rank(self) -> int:
+        """Its place in the order; a higher one isolates more."""
+        return list(Tier).index(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +140,7 @@ class SandboxSpec:
     `layers` are stacked above the image's own (toolkits, a frozen upper); `env` is merged over the image's.
     `network` is `none` (loopback only) or a `NetworkPolicy` (what it names is carried, everything else is refused; see
     `proctor.sandbox.net`). `open` shares the machine's network; it is meant for image builds, has to be asked for by
-    that word, and marks the receipt.
+    that word, and marks the receipt. Less isolation than `min_tier` is refused.
     """
 
     image: str | Image = "host"
@@ -126,6 +148,7 @@ class SandboxSpec:
     mounts: tuple[Mount, ...] = ()
     backend: Backend = "container"
     runtime: Runtime = "native"
+    min_tier: Tier | None = None
     resources: Resources = Resources()
     lifecycle: Lifecycle = Lifecycle()
     network: Literal["none", "open"] | NetworkPolicy = "none"
@@ -250,7 +273,8 @@ class Receipt:
     """What a sandbox really was. Everything in it was observed by the host, nothing by the guest."""
 
     sandbox_id: str
-    tier: str
+    runtime: str
+    tier: Tier
     kernel: str
     image_ref: str
     image_digest: str

@@ -42,6 +42,7 @@ from proctor.sandbox.contract import (
 )
 from proctor.sandbox.journal import Journal, State
 from proctor.sandbox.native import doorbell
+from proctor.sandbox.runtimes.capabilities import achieved
 from proctor.sandbox.runtimes.contract import Order
 from proctor.sandbox.runtimes.registry import Runtimes
 
@@ -52,21 +53,21 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from proctor.sandbox._carry import Carry
-    from proctor.sandbox.contract import Resources
+    from proctor.sandbox.contract import Resources, Runtime
     from proctor.sandbox.images import ImageStore
     from proctor.sandbox.net.dialer import Dialer
     from proctor.sandbox.net.events import OnNetwork
     from proctor.sandbox.net.faults import FaultProfile
     from proctor.sandbox.net.secrets import Secret
     from proctor.sandbox.net.services import Service
-    from proctor.sandbox.runtimes.contract import Incarnation
+    from proctor.sandbox.runtimes.contract import Incarnation, RuntimeDriver
     from proctor.sandbox.runtimes.native import Durability
 
 log = logging.getLogger(__name__)
 
 Ended = TypeVar("Ended")
 
-_HELLO_DEADLINE_S = 10.0
+_HELLO_SLACK_S = 1.0
 _MACHINE_RECHECK_S = 1.0
 _MACHINE_FRESH_S = 0.1
 _IDS_PER_GENERATION = 1_000_000_000
@@ -214,7 +215,7 @@ class Edge:
         self._boxes[box.id] = box
         box._live = incarnation
         try:
-            with anyio.fail_after(_HELLO_DEADLINE_S):
+            with anyio.fail_after(incarnation.channel.hello_s + _HELLO_SLACK_S):
                 await self._tasks.start(self._serve, box, incarnation)
         except BaseException as error:
             box._live = None
@@ -316,6 +317,15 @@ class Edge:
         finally:
             self.meters.creating -= 1
 
+    async def ready(self, runtime: Runtime) -> RuntimeDriver:
+        """Start a runtime before a sandbox needs it. Raises RefusedError or LaunchError where it cannot work."""
+        return await self._runtimes.get(runtime)
+
+    @property
+    def burying(self) -> bool:
+        """Whether something of ended sandboxes is still there."""
+        return self._burial.busy
+
     @property
     def boxes(self) -> tuple[Box, ...]:
         """The living sandboxes."""
@@ -353,7 +363,9 @@ class Edge:
         """Wait for room; returns the id of the sandbox that may now be opened."""
         self._count += 1
         box_id = f"{self.id}-{self._count}"
-        driver = (await self._runtimes.get(spec.runtime)).disk_driver(spec.resources)
+        runtime = await self._runtimes.get(spec.runtime)
+        achieved(spec, runtime.tier)
+        driver = runtime.disk_driver(spec.resources)
         with self.meters.admission.timed():
             await self._admit(box_id, Demand.of(spec.resources, on_disk=driver != "memory"), deadline_s)
         return box_id
@@ -374,7 +386,7 @@ class Edge:
             self._release(box_id)
             raise
         boundary = carry(box_id, self._tasks.start_soon) if carry is not None else None
-        box = Box(self, box_id, spec, image, stack, boundary)
+        box = Box(self, box_id, spec, image, stack, await self._runtimes.get(spec.runtime), boundary)
         box._request = request_id
         if spec.lifecycle.durable:
             try:
@@ -493,7 +505,7 @@ class Edge:
     async def _greet(self, box: Box, incarnation: Incarnation) -> Incarnation:
         """Wait for the guest's HELLO and write CREATED."""
         try:
-            with anyio.fail_after(_HELLO_DEADLINE_S):
+            with anyio.fail_after(incarnation.channel.hello_s + _HELLO_SLACK_S):
                 await self._tasks.start(self._serve, box, incarnation)
             point("create:after-hello")
             self._journal.write(
@@ -505,15 +517,16 @@ class Edge:
                 image=box.image.ref,
             )
         except BaseException as error:
+            words = incarnation.last_words()
             with anyio.CancelScope(shield=True):
                 try:
                     await self._kill(incarnation, incarnation.kill)
                 finally:
                     self._retire(incarnation)
             if isinstance(error, TimeoutError):
-                raise LaunchError(f"{box.id}: the guest did not answer within {_HELLO_DEADLINE_S:g} s") from error
+                raise LaunchError(f"{box.id}: the guest did not answer in time") from error
             if isinstance(error, SandboxLost):
-                raise LaunchError(f"{box.id}: the guest ended at once: {error.message}") from error
+                raise LaunchError(f"{box.id}: the guest ended at once: {words or error.message}") from error
             raise
         point("create:after-created")
         return incarnation
@@ -529,7 +542,7 @@ class Edge:
                 raise
             detail = error.message
         if box._live is incarnation and box.ended is None:
-            reason = EndReason.OOM if incarnation.oom_since_last_look() else EndReason.GUEST_LOST
+            reason = incarnation.limit_that_ended_it() or EndReason.GUEST_LOST
             self._spawn_end(box, reason, detail)
 
     async def _kill(self, incarnation: Incarnation, how: Callable[[], Awaitable[Ended]]) -> Ended:

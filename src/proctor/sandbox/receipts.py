@@ -7,18 +7,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from proctor.sandbox.contract import EndReason, Image, Layer, Receipt, SandboxSpec, Stats
+from proctor.sandbox.contract import EndReason, Image, Layer, Receipt, SandboxSpec, Stats, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-TIER = "container/native"
-"""Namespaces, seccomp and limits on the host's own kernel: one kernel bug away from the host."""
-
 
 @cache
 def kernel() -> str:
-    """The kernel that all sandboxes of this tier share with the host."""
+    """The machine's kernel, which sandboxes share with it or are built upon."""
     info = os.uname()
     return f"{info.sysname} {info.release} {info.machine}"
 
@@ -61,6 +58,8 @@ class History:
     spec: SandboxSpec
     image: Image
     created_at: str
+    tier: Tier
+    kernel: str
     mechanisms: Mapping[str, str] = field(default_factory=dict)
     peaks: Peaks = field(default_factory=Peaks)
     execs: int = 0
@@ -78,8 +77,9 @@ class History:
         resources = self.spec.resources
         return Receipt(
             sandbox_id=self.sandbox_id,
-            tier=TIER,
-            kernel=kernel(),
+            runtime=f"{self.spec.backend}/{self.spec.runtime}",
+            tier=self.tier,
+            kernel=self.kernel,
             image_ref=self.image.ref,
             image_digest=self.image.digest,
             layer_digests=tuple(layer.digest or layer.handle or str(layer.path) for layer in layers),

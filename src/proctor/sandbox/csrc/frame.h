@@ -1,4 +1,4 @@
-/* Frames of the guest protocol (docs/design/guest-protocol.md) over one non-blocking stream socket. */
+/* Frames of the guest protocol (docs/design/guest-protocol.md) over one stream socket, or a pair of non-blocking descriptors. */
 #ifndef PROCTOR_FRAME_H
 #define PROCTOR_FRAME_H
 
@@ -69,6 +69,7 @@ struct frame {
 
 struct channel {
     int fd;
+    int out_fd; /* 0 = `fd`, which then is a socket */
     size_t in_start, in_end, out_start, out_end;
     uint8_t in[CHANNEL_IN];
     uint8_t out[CHANNEL_OUT];
@@ -97,6 +98,9 @@ int channel_flush(struct channel *channel);
 
 /* Bytes that can still be queued. */
 size_t channel_room(const struct channel *channel);
+
+/* Where frames go out. */
+static inline int channel_out(const struct channel *channel) { return channel->out_fd > 0 ? channel->out_fd : channel->fd; }
 
 static inline int channel_pending(const struct channel *channel) { return channel->out_start != channel->out_end; }
 

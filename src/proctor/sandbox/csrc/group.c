@@ -18,6 +18,12 @@ static struct exec_group idle[IDLE_MAX]; /* empty groups, ready to be used again
 static unsigned idle_count;
 static uint32_t last_name;
 
+static __rlimit_resource_t mark_resource = RLIMIT_LOCKS;
+
+void group_mark_resource(int resource) {
+    if (resource != 0) mark_resource = (__rlimit_resource_t)resource;
+}
+
 /* Marks only ever go down: raising a hard limit would need a privilege. */
 static rlim_t mark_of(uint32_t id) { return (rlim_t)1 << 40 | (UINT32_MAX - id); }
 
@@ -41,7 +47,7 @@ int group_create(struct exec_group *group, int parent_fd, uint32_t id) {
     if (parent_fd < 0) {
         const struct rlimit mark = {.rlim_cur = mark_of(id), .rlim_max = mark_of(id)};
         *group = (struct exec_group){.id = id, .dir_fd = -1, .events_fd = -1};
-        return setrlimit(RLIMIT_LOCKS, &mark);
+        return setrlimit(mark_resource, &mark);
     }
     if (idle_count > 0) {
         *group = idle[--idle_count];
@@ -86,9 +92,24 @@ static int is_alive(pid_t pid) {
     return state != 0 && state != 'Z' && state != 'X';
 }
 
+/* The mark of a process of another user, whom prlimit() does not show to us without CAP_SYS_RESOURCE. Everybody may read this. */
+static rlim_t written_mark(pid_t pid) {
+    char path[32], text[4096];
+    snprintf(path, sizeof path, "/proc/%d/limits", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    ssize_t got = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (got <= 0) return 0;
+    text[got] = '\0';
+    const char *name = mark_resource == RLIMIT_LOCKS ? "Max file locks" : "Max core file size", *line = strstr(text, name);
+    return line != NULL ? strtoull(line + strlen(name), NULL, 10) : 0;
+}
+
 static int has_mark(pid_t pid, uint32_t id) {
     struct rlimit limit;
-    return prlimit(pid, RLIMIT_LOCKS, NULL, &limit) == 0 && limit.rlim_max == mark_of(id);
+    if (prlimit(pid, mark_resource, NULL, &limit) == 0) return limit.rlim_max == mark_of(id);
+    return errno == EPERM && written_mark(pid) == mark_of(id);
 }
 
 /* Walks /proc: counts the living other processes, or those of one group only, and signals each when `signal` is not 0. */

@@ -1,8 +1,9 @@
 /* The processes of one exec, wherever they went: a cgroup (v2) below the sandbox's, entered at birth.
  *
- * Where there is no cgroup (guest-dev, kernels without one) a group is known by a mark that children inherit: the value
- * of RLIMIT_LOCKS, a limit that Linux has ignored since 2.4.25. A hostile process can change its mark, so this is for
- * development; a sandbox of the container backend always has a cgroup. */
+ * Where there is no cgroup (gVisor, containers of other engines, guest-dev) a group is known by a mark that children inherit:
+ * the value of a resource limit that has no effect there: RLIMIT_LOCKS, which Linux has ignored since 2.4.25, or RLIMIT_CORE
+ * under gVisor, which writes no cores and lets no other one be set. A process could change its mark, so the filter that its
+ * children get has to keep them from that (native/seccomp.py); under guest-dev nothing does. */
 #ifndef PROCTOR_GROUP_H
 #define PROCTOR_GROUP_H
 
@@ -16,6 +17,9 @@ struct exec_group {
     int events_fd; /* cgroup.events: reports POLLPRI when it has changed since it was last read */
     int killed;    /* cgroup.kill was written */
 };
+
+/* The resource whose limit marks groups, in place of RLIMIT_LOCKS; 0 changes nothing. */
+void group_mark_resource(int resource);
 
 /* A fresh group, or an empty one that was used before: making and removing a directory costs more than a fork. 0, or -1 and
  * errno. Without a cgroup (`parent_fd` -1) it marks the calling process, so that the next fork inherits the mark. */

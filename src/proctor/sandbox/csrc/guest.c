@@ -9,6 +9,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -24,7 +25,7 @@
 #include "tell.h"
 
 enum {
-    WATCH_MAX = 4 + EXECS_MAX * 6 + KEPT_MAX * 4,
+    WATCH_MAX = 5 + EXECS_MAX * 6 + KEPT_MAX * 4,
     TICK_MS = 2,
     KILLALL_MS = 20000,
 };
@@ -149,6 +150,16 @@ static int read_status(struct exec *exec) {
     return tell_started(exec);
 }
 
+/* 1 when as many processes ran as may, by a count of our own (guest.h): the host has none of its own then. */
+static bool processes_at_limit(void) {
+    char text[24];
+    if (setup.config->count_enter_fd == 0) return false;
+    ssize_t got = pread(setup.config->count_fd, text, sizeof text - 1, 0);
+    if (got <= 0) return false;
+    text[got] = '\0';
+    return strtoull(text, NULL, 10) + 1 >= setup.config->count_max; /* the command's own process was one of them */
+}
+
 /* A child that never ran its program. */
 static int fail_exec(struct exec *exec) {
     if (end_input(exec, false) < 0) return -1;
@@ -160,6 +171,7 @@ static int fail_exec(struct exec *exec) {
 /* The main process has ended. What it left behind is counted and killed, or kept. */
 static int exec_exited(struct exec *exec) {
     exec->exited = true;
+    exec->at_limit = processes_at_limit();
     if (exec->status_fd >= 0 && read_status(exec) < 0) return -1;
     if (exec->failed_step[0] != '\0') return fail_exec(exec);
     if (exec->input.waiting) { /* killed before it had its terminal */
@@ -463,7 +475,10 @@ static void watch_everything(void) {
     size_t room = channel_room(&guest_channel);
     watch_count = 0;
     watch(WATCH_ATTACH, 0, 0, attach_fd, POLLIN);
-    watch(WATCH_CHANNEL, 0, 0, guest_channel.fd, (short)((room >= CHANNEL_RESERVE ? POLLIN : 0) | (channel_pending(&guest_channel) ? POLLOUT : 0)));
+    short out = channel_pending(&guest_channel) ? POLLOUT : 0, in = room >= CHANNEL_RESERVE ? POLLIN : 0;
+    bool apart = channel_out(&guest_channel) != guest_channel.fd;
+    watch(WATCH_CHANNEL, 0, 0, guest_channel.fd, (short)(apart ? in : in | out));
+    if (apart && out != 0) watch(WATCH_CHANNEL, 0, 0, channel_out(&guest_channel), out);
     if (room < CHANNEL_RESERVE) return; /* first the host has to read */
     watch(WATCH_SIGNAL, 0, 0, signal_fd, POLLIN);
     watch(WATCH_NET, 0, 0, net_poll_fd(), POLLIN);
@@ -549,6 +564,8 @@ static int prepare(int channel_fd, const struct guest_config *config) {
     guest_channel.fd = channel_fd;
     attach_fd = config->attach_fd;
     tell_prepare(attach_fd >= 0);
+    guest_channel.out_fd = config->channel_out_fd;
+    group_mark_resource(config->mark_resource);
     if (signal_fd < 0 || fcntl(channel_fd, F_SETFD, FD_CLOEXEC) < 0) return -1;
     return say_hello(0);
 }

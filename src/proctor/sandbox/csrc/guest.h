@@ -24,6 +24,18 @@ struct guest_config {
      * kernel uid that the sandbox's map does not contain. 0 under guest-dev: children stay who the caller is. */
     int set_ids;
 
+    /* 0 for one stream socket in both directions; otherwise frames come in by `channel_fd` and go out by this one, and both are
+     * non-blocking pipes, sockets or whatever a runtime gives a container for its standard streams. */
+    int channel_out_fd;
+
+    /* Where there is no cgroup: the resource whose limit marks the processes of an exec (group.h). */
+    int mark_resource;
+
+    /* Where processes are counted by a group that the guest itself has made (standalone.h): children enter it by writing to
+     * `count_enter_fd` (0 = there is none), `count_fd` says how many there are, and `count_max` how many there may be. */
+    int count_enter_fd, count_fd;
+    uint64_t count_max;
+
     /* 1 when the guest is pid 1 of a pid namespace made for it (all other processes in it are descendants of execs). */
     int is_init;
 

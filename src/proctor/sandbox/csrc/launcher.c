@@ -197,11 +197,12 @@ static void close_all(const int *fds, unsigned count) {
     for (unsigned i = 0; i < count; i++) close(fds[i]);
 }
 
-static int hand_over(struct flight *flight, const unsigned char *body, size_t size, int is_durable, struct failure *failure) {
+/* `log`: where the errors of a plan's program go; -1 for a guest. */
+static int hand_over(struct flight *flight, const unsigned char *body, size_t size, int is_durable, int log, struct failure *failure) {
     int sockets[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) < 0) return fail(failure, "channel", errno);
     flight->channel = sockets[0];
-    int fds[BINDS_MAX + 3] = {flight->mounts.root, sockets[1]}, attach[2] = {-1, -1};
+    int fds[BINDS_MAX + 4] = {flight->mounts.root, sockets[1]}, attach[2] = {-1, -1};
     unsigned count = 2;
     if (is_durable) {
         if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, attach) < 0) {
@@ -212,7 +213,9 @@ static int hand_over(struct flight *flight, const unsigned char *body, size_t si
         fds[count++] = attach[1];
     }
     memcpy(fds + count, flight->mounts.binds, flight->mounts.bind_count * sizeof(int));
-    long sent = packet_send(flight->slot.control, body, size, fds, flight->mounts.bind_count + count);
+    count += flight->mounts.bind_count;
+    if (log >= 0) fds[count++] = log;
+    long sent = packet_send(flight->slot.control, body, size, fds, count);
     int error = errno;
     close(sockets[1]);
     if (attach[1] >= 0) close(attach[1]);
@@ -245,7 +248,8 @@ static void launch(struct launcher *launcher, const struct slot *slot, const uns
         bad = root_build(&launcher->template, &plan, fds, fd_count, slot->userns, slot->offer.uid_base, &flight->mounts,
                          &flight->timings, &flight->facts, &failure);
     if (launcher->release_ms == 0) launcher->release_ms = now_ms(); /* costs nothing where nothing is held */
-    if (!bad) bad = hand_over(flight, body, body_size, is_durable, &failure);
+    if (!bad && plan.program != NULL && plan.log_fd_index >= fd_count) bad = fail(&failure, "log-descriptor", EBADF);
+    if (!bad) bad = hand_over(flight, body, body_size, is_durable, plan.program != NULL ? fds[plan.log_fd_index] : -1, &failure);
     words_step(&flight->timings, "handover");
     if (!bad) {
         flight->deadline_ms = now_ms() + SLOT_DEADLINE_MS;

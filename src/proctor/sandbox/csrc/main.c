@@ -1,6 +1,7 @@
 /* proctor-init: one static binary, two roles, chosen by the first argument.
  *
  *   proctor-init launcher FD    make sandboxes on request (see docs/design/launcher.md)
+ *   proctor-init guest WORD…    be the guest of a container that somebody else made (standalone.c)
  *   proctor-init guest-dev FD [CGROUP_FD|- [ATTACH_FD]]
  *                               serve the guest protocol outside any sandbox (tests of the guest alone)
  *   proctor-init --version
@@ -14,6 +15,7 @@
 #include "guest.h"
 #include "launcher.h"
 #include "plan.h"
+#include "standalone.h"
 
 static int parse_fd(const char *text) {
     char *end = NULL;
@@ -48,6 +50,12 @@ int main(int argc, char **argv) {
                                             .attach_fd = argc == 5 ? parse_fd(argv[4]) : -1};
         return guest_main(fd, &config);
     }
-    fprintf(stderr, "usage: proctor-init (launcher|guest-dev) FD [CGROUP_FD|- [ATTACH_FD]] | --version\n");
+    if (argc >= 2 && strcmp(argv[1], "guest") == 0) {
+        struct guest_config config;
+        int channel, status = standalone_prepare(argc - 2, argv + 2, &config, &channel);
+        hide_arguments(argc, argv);
+        return status != 0 ? status : guest_main(channel, &config);
+    }
+    fprintf(stderr, "usage: proctor-init (launcher|guest-dev) FD [CGROUP_FD|- [ATTACH_FD]] | guest WORD... | --version\n");
     return 64;
 }

@@ -59,7 +59,7 @@ static int fill_dev(int dev) {
 }
 
 static int fill_root(int root) {
-    static const char *const names[] = {"proc", "dev", "new", "empty", "stage", "stage/proc", "stage/dev"};
+    static const char *const names[] = {"proc", "dev", "new", "empty", "tmp", "stage", "stage/proc", "stage/dev"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if (mkdirat(root, names[i], 0755) < 0) return -1;
     }

@@ -21,6 +21,10 @@ enum plan_tag {
     TAG_SHM = 12,
     TAG_FLAGS = 13,
     TAG_DEADLINE = 14,
+    TAG_PROGRAM = 15,
+    TAG_TOOL = 16,
+    TAG_FILE = 17,
+    TAG_LOG_FD = 18,
 };
 
 enum config_tag { TAG_EDGE = 1, TAG_CGROUP = 2, TAG_NUMBERS = 3, TAG_OUTLIVES = 4 };
@@ -69,8 +73,27 @@ static int parse_bind(const struct field *field, struct plan *plan) {
     if (length + 1 >= field->length) return -1;
     const char *target = source + length + 1;
     if (length + 1 + strlen(target) + 1 != field->length || source[0] != '/' || target[0] != '/') return -1;
-    plan->binds[plan->bind_count++] = (struct plan_bind){.source = source, .target = target};
+    int is_tool = field->tag == TAG_TOOL;
+    if (is_tool && !plain_name(target + 1)) return -1;
+    plan->binds[plan->bind_count++] = (struct plan_bind){.source = source, .target = target, .is_tool = is_tool};
     return 0;
+}
+
+static int parse_program(const struct field *field, struct plan *plan) {
+    const char *bytes = (const char *)field->bytes;
+    if (field->length < 2 || bytes[0] != '/' || bytes[field->length - 1] != '\0' || plan->program != NULL) return -1;
+    for (uint32_t i = 0; i < field->length; i++) plan->program_words += bytes[i] == '\0';
+    plan->program = bytes;
+    return plan->program_words <= PROGRAM_WORDS_MAX ? 0 : -1;
+}
+
+static int parse_file(const struct field *field, struct plan *plan) {
+    const unsigned char *end = memchr(field->bytes, 0, field->length);
+    if (end == NULL || plan->file_name != NULL) return -1;
+    plan->file_name = (const char *)field->bytes;
+    plan->file = end + 1;
+    plan->file_size = field->length - (size_t)(end + 1 - field->bytes);
+    return strchr(plan->file_name, '/') == NULL && strlen(plan->file_name) < NAME_MAX_BYTES ? 0 : -1;
 }
 
 static int parse_seccomp(const struct field *field, struct plan *plan) {
@@ -124,6 +147,10 @@ static int parse_numbers(const struct field *field, struct plan *plan) {
         if (field->length != 4 || get(bytes, 4) > NETWORK_OPEN) return -1;
         plan->network = (enum network_kind)get(bytes, 4);
         return 0;
+    case TAG_LOG_FD:
+        if (field->length != 4 || get(bytes, 4) >= MESSAGE_FDS_MAX) return -1;
+        plan->log_fd_index = (uint32_t)get(bytes, 4);
+        return 0;
     default: /* TAG_FLAGS */
         if (field->length != 4 || (get(bytes, 4) & ~(uint64_t)(PLAN_FORCE_PATHS | PLAN_DURABLE)) != 0) return -1;
         plan->flags = (uint32_t)get(bytes, 4);
@@ -146,7 +173,10 @@ static int parse_plan_field(const struct field *field, struct plan *plan) {
         if (plan->upper != UPPER_NONE || plan->upper_path == NULL || plan->upper_path[0] != '/') return -1;
         plan->upper = UPPER_LOOP;
         return 0;
-    case TAG_BIND: return parse_bind(field, plan);
+    case TAG_BIND:
+    case TAG_TOOL: return parse_bind(field, plan);
+    case TAG_PROGRAM: return parse_program(field, plan);
+    case TAG_FILE: return parse_file(field, plan);
     case TAG_SECCOMP: return parse_seccomp(field, plan);
     case TAG_UPPER_MEMORY:
     case TAG_LIMITS:
@@ -154,6 +184,7 @@ static int parse_plan_field(const struct field *field, struct plan *plan) {
     case TAG_SHM:
     case TAG_NETWORK:
     case TAG_DEADLINE:
+    case TAG_LOG_FD:
     case TAG_FLAGS: return parse_numbers(field, plan);
     default: return -1;
     }
@@ -170,6 +201,7 @@ int plan_parse(const unsigned char *data, size_t size, struct plan *plan, struct
     if (plan->name == NULL || plan->hostname == NULL || plan->layer_count == 0 || plan->upper == UPPER_NONE ||
         plan->seccomp == NULL || plan->memory_bytes == 0 || plan->pids == 0 || plan->cpu_period_us == 0)
         return fail(failure, "plan-incomplete", EBADMSG);
+    if (plan->program != NULL && plan->file_name == NULL) return fail(failure, "plan-program", EBADMSG);
     return 0;
 }
 

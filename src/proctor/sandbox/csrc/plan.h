@@ -19,6 +19,7 @@
 #define SECCOMP_MAX 4096
 #define NAME_MAX_BYTES 64
 #define CGROUPS_MAX 8
+#define PROGRAM_WORDS_MAX 64
 
 enum message_type { MESSAGE_CONFIG = 1, MESSAGE_READY = 2, MESSAGE_LAUNCH = 3, MESSAGE_LAUNCHED = 4, MESSAGE_HELD = 5, MESSAGE_ADOPT = 6 };
 
@@ -52,7 +53,8 @@ struct plan_layer {
 
 struct plan_bind {
     const char *source;
-    const char *target; /* absolute inside */
+    const char *target; /* absolute inside; of a tool: a slash and its name in the room (room.h) */
+    int is_tool;
 };
 
 struct plan {
@@ -77,6 +79,13 @@ struct plan {
     enum network_kind network;
     const struct sock_filter *seccomp;
     uint16_t seccomp_count;
+    /* A program that the slot executes instead of becoming the guest (room.h); NULL: none. */
+    const char *program; /* its words, one after the other, each with its zero */
+    unsigned program_words;
+    const char *file_name; /* a file that it finds in its room */
+    const unsigned char *file;
+    size_t file_size;
+    uint32_t log_fd_index; /* where its errors go */
 };
 
 /* One cgroup directory of this Edge, in which every slot gets a directory of its own (or, if `shared`, none). */

@@ -267,6 +267,7 @@ static int make_targets(const struct plan *plan, const struct root_mounts *mount
     }
     for (unsigned i = 0; i < plan->bind_count && error == 0; i++) {
         struct stat info;
+        if (plan->binds[i].is_tool) continue;
         if (fstat(mounts->binds[i], &info) < 0 || make_target(mounts->root, plan->binds[i].target, S_ISDIR(info.st_mode)) < 0)
             error = errno;
     }

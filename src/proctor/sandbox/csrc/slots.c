@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #include "guest.h"
+#include "room.h"
 #include "sys.h"
 
 #define RANGES_MAX 16384
@@ -154,6 +155,7 @@ static int slot_prepare(struct failure *failure) {
 }
 
 static int slot_become(int root, const int *binds, struct failure *failure) {
+    if (slot_plan.program != NULL) return room_enter(&slot_plan, root, binds, failure);
     if (mounts_enter_root(&slot_plan, root, binds, failure) < 0) return -1;
     if (sethostname(slot_plan.hostname, strlen(slot_plan.hostname)) < 0 || setdomainname("", 0) < 0)
         return fail(failure, "hostname", errno);
@@ -178,21 +180,27 @@ static _Noreturn void slot_main(int control, const struct slot_groups *groups) {
     long size = packet_receive(control, slot_message, sizeof slot_message, fds, &fd_count);
     if (size <= 0) _exit(0); /* the launcher is gone, or never needed this slot */
     if (!bad) bad = plan_parse(slot_message, (size_t)size, &slot_plan, &failure);
-    /* The root, the channel, with PLAN_DURABLE the socket for the next channels, and the binds. */
+    /* The root, the channel, with PLAN_DURABLE the socket for the next channels, the binds, and a program's log. */
     const unsigned fixed = (slot_plan.flags & PLAN_DURABLE) != 0 ? 3 : 2;
-    if (!bad && fd_count != slot_plan.bind_count + fixed) bad = fail(&failure, "descriptors", EBADMSG);
+    if (!bad && fd_count != slot_plan.bind_count + fixed + (slot_plan.program != NULL)) bad = fail(&failure, "descriptors", EBADMSG);
     if (!bad) bad = slot_become(fds[0], fds + fixed, &failure);
     if (bad) {
         reply.error = failure.error;
         snprintf(reply.step, sizeof reply.step, "%s", failure.step);
     }
-    int channel[4] = {fd_count > 1 ? fds[1] : -1, cgroup, control, fixed == 3 && fd_count > 2 ? fds[2] : -1};
+    /* A program has its log where a guest has the directory of its groups. */
+    const int second = !bad && slot_plan.program != NULL ? fds[fd_count - 1] : cgroup;
+    int channel[4] = {fd_count > 1 ? fds[1] : -1, second, control, fixed == 3 && fd_count > 2 ? fds[2] : -1};
     if (!bad && keep_only(channel, fixed + 1) < 0) {
         bad = reply.error = errno;
         snprintf(reply.step, sizeof reply.step, "descriptors");
     }
     if (packet_send(channel[2], &reply, sizeof reply, NULL, 0) < 0 || bad) _exit(1);
     close(channel[2]);
+    if (slot_plan.program != NULL) {
+        room_execute(&slot_plan, channel[0], channel[1]);
+        _exit(1);
+    }
     memcpy(slot_filter, slot_plan.seccomp, slot_plan.seccomp_count * sizeof *slot_filter);
     const struct guest_config guest = {
         .cgroup_fd = channel[1],

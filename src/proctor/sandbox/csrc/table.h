@@ -44,6 +44,7 @@ struct exec {
     uint8_t subs;             /* bits of the sub-streams that it has */
     uint16_t told;
     uint32_t leftover;
+    bool at_limit; /* no further process could have been started when it ended, by a count of our own (guest.h) */
     int wait_status, failed_errno;
     char failed_step[60]; /* why the program never ran */
     struct rusage usage;

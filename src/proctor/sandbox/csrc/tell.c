@@ -41,7 +41,7 @@ static int put_exited(const struct exec *exec) {
     put_u64(payload + 16, (uint64_t)usage->ru_stime.tv_sec * 1000000 + (uint64_t)usage->ru_stime.tv_usec);
     put_u64(payload + 24, (uint64_t)usage->ru_maxrss);
     put_u32(payload + 32, exec->leftover);
-    return channel_put(&guest_channel, FRAME_EXITED, exec->id, 0, payload, sizeof payload);
+    return channel_put(&guest_channel, FRAME_EXITED, exec->id, exec->at_limit, payload, sizeof payload);
 }
 
 /* ---- durable: what is due ---------------------------------------------------------------------------------------------- */

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/fsuid.h>
 #include <sys/ioctl.h>
@@ -43,6 +44,22 @@ static int send_fd(int socket, int fd) {
     return sendmsg(socket, &message, MSG_NOSIGNAL) == 1 ? 0 : -1;
 }
 
+/* The other end of a terminal by its name, for gVisor, which cannot give it by the descriptor. It must be what it says: nobody is to
+ * slip something else under that name. */
+static int open_by_name(int ours) {
+    char name[32];
+    unsigned number;
+    struct stat info;
+    if (ioctl(ours, TIOCGPTN, &number) < 0) return -1;
+    snprintf(name, sizeof name, "/dev/pts/%u", number);
+    int theirs = open(name, O_RDWR | O_NOCTTY | O_CLOEXEC | O_NOFOLLOW);
+    if (theirs < 0) return -1;
+    if (fstat(theirs, &info) == 0 && S_ISCHR(info.st_mode) && info.st_rdev == makedev(136, number)) return theirs;
+    close(theirs);
+    errno = ENOTTY;
+    return -1;
+}
+
 int terminal_make(const struct terminal_size *size, int status) {
     const struct winsize window = {.ws_col = size->columns, .ws_row = size->rows};
     int unlocked = 0;
@@ -60,6 +77,7 @@ int terminal_make(const struct terminal_size *size, int status) {
     int theirs = -1;
     if (ioctl(ours, TIOCSPTLCK, &unlocked) == 0 && ioctl(ours, TIOCSWINSZ, &window) == 0)
         theirs = ioctl(ours, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (theirs < 0 && errno == ENOTTY) theirs = open_by_name(ours);
     if (theirs >= 0 && send_fd(status, ours) < 0) {
         int error = errno;
         close(theirs);

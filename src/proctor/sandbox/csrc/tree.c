@@ -178,6 +178,26 @@ static int path_is_sound(const char *path, size_t length) {
     return 1;
 }
 
+/* Opens a directory below `from` without following a link. The path is sound. gVisor has no openat2(2), so there each component is
+ * opened by itself. */
+static int open_directory(int from, const char *path) {
+    static char component[NAME_MAX + 1];
+    int fd = sys_openat2(from, path, O_PATH | O_DIRECTORY, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS);
+    if (fd >= 0 || errno != ENOSYS) return fd;
+    fd = from;
+    for (size_t at = 0; path[at] != '\0' && (fd >= 0);) {
+        size_t run = strcspn(path + at, "/");
+        memcpy(component, path + at, run);
+        component[run] = '\0';
+        int next = openat(fd, component, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), error = errno;
+        if (fd != from) close(fd);
+        errno = error;
+        fd = next;
+        at += run + (path[at + run] == '/');
+    }
+    return fd;
+}
+
 /* Opens `path` below `from` without following a link, in pieces that the kernel takes. With `create`, missing directories are made. */
 static int open_below(int from, char *path, size_t length, int create) {
     int fd = fcntl(from, F_DUPFD_CLOEXEC, 3);
@@ -192,7 +212,7 @@ static int open_below(int from, char *path, size_t length, int create) {
         path[end] = '\0';
         int made = create ? mkdirat(fd, path + at, 0755) : 0;
         int next = made < 0 && errno != EEXIST ? -1
-            : sys_openat2(fd, path + at, O_PATH | O_DIRECTORY, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS);
+            : open_directory(fd, path + at);
         path[end] = saved;
         int error = errno;
         close(fd);

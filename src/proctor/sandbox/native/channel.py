@@ -90,6 +90,8 @@ class GuestChannel(GuestFiles, Carrier):
         super().__init__()
         self.attribution = attribution
         self.guest_version: int | None = None
+        self.hello_s = _HELLO_S
+        """How long `run` waits for the guest's HELLO."""
         self.has_cgroup = False
         self.durable = False
         """The guest outlives this channel."""
@@ -122,7 +124,7 @@ class GuestChannel(GuestFiles, Carrier):
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket.fileno(), self._readable)
         try:
-            with anyio.move_on_after(_HELLO_S):
+            with anyio.move_on_after(self.hello_s):
                 await self._hello.wait()
             if not self._hello.is_set():
                 self._lose("the guest did not say hello in time")

@@ -97,6 +97,8 @@ class Exec:
         self.lost: SandboxLost | None = None
         self.failure: tuple[int, str] | None = None
         self.exited: tuple[int, int, int, int, int, int] | None = None
+        self.at_process_limit = False
+        """Whether no further process could have been started when it ended, where only the guest can know."""
         self.killed_by: EndReason | None = None
         self.on_data: Callable[[int, bytes], bool] | None = None
         """Takes a chunk; True when it is consumed at once, so that the guest may send more."""
@@ -136,8 +138,9 @@ class Exec:
             self._receive_eof(received.sub)
         elif kind == FrameType.STARTED and not self.running.is_set() and not self.exited:
             self.running.set()
-        elif kind == FrameType.EXITED and not self.exited and len(received.payload) == EXITED.size:
+        elif kind == FrameType.EXITED and not self.exited and len(received.payload) == EXITED.size and received.sub < 2:
             self.exited = EXITED.unpack(received.payload)
+            self.at_process_limit = received.sub == 1
         elif kind == FrameType.FAILED and not self.exited and 4 < len(received.payload) <= 64:
             step = received.payload[4:].decode("ascii", "replace")
             self._finish(failure=(U32.unpack(received.payload[:4])[0], step))
@@ -234,6 +237,8 @@ class Exec:
         assert self.exited is not None
         code, signal, user_us, system_us, max_rss_kb, leftover = self.exited
         killed = self.killed_by if signal or self.killed_by is EndReason.EXEC_TIMEOUT else None
+        if killed is None and self.at_process_limit and (code or signal):
+            killed = EndReason.PIDS
         return ExecResult(
             argv=self.argv,
             exit_code=None if signal else code,

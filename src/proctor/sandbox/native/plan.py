@@ -64,6 +64,21 @@ class Bind:
 
 
 @dataclass(frozen=True, slots=True)
+class Program:
+    """What a slot executes instead of becoming the guest: gVisor's runsc, in a room of its own (csrc/room.h).
+
+    `tools` are files of the machine that the room shows read-only as `/stage/<name>`; `file` is written to
+    `/stage/<file_name>`. `log` is a descriptor for the program's errors; the caller keeps it.
+    """
+
+    words: tuple[str, ...]
+    tools: tuple[tuple[str, Path], ...]
+    file_name: str
+    file: bytes
+    log: int
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """Hard limits of the sandbox's groups. `pids` counts the guest; `cpu_quota_us` 0 means no quota."""
 
@@ -96,12 +111,14 @@ class Plan:
     force_paths: bool = False
     durable_until_ms: int | None = None
     """None: it ends with its Edge. Otherwise it outlives it, until this time of CLOCK_BOOTTIME at most (0: no end)."""
+    program: Program | None = None
 
     def __post_init__(self) -> None:
         _require(_PLAIN_NAME.match(self.name) is not None, "name", "1-63 of letters, digits, dash, underscore")
         _require(0 < len(self.hostname.encode()) < 64 and "\0" not in self.hostname, "hostname", "1-63 bytes")
         _require(0 < len(self.layers) <= MAX_LAYERS, "layers", f"between 1 and {MAX_LAYERS}")
-        _require(len(self.binds) <= MAX_BINDS, "mounts", f"at most {MAX_BINDS}")
+        tools = len(self.program.tools) if self.program is not None else 0
+        _require(len(self.binds) + tools <= MAX_BINDS, "mounts", f"at most {MAX_BINDS - tools}")
         _require(self.limits.memory_bytes > 0 and self.limits.pids > 0, "limits", "memory and pids above zero")
         for layer in self.layers:
             _require(isinstance(layer, int) or layer.is_absolute(), "layers", f"an absolute path, not {layer}")
@@ -116,8 +133,9 @@ class Plan:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """The layer descriptors that travel with the message, in the order of their indices."""
-        return tuple(layer for layer in self.layers if isinstance(layer, int))
+        """The descriptors that travel with the message, in the order of their indices: layers, the program's log."""
+        layers = tuple(layer for layer in self.layers if isinstance(layer, int))
+        return layers if self.program is None else (*layers, self.program.log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +211,8 @@ def encode_plan(plan: Plan, request: int) -> bytes:
     fields.append(_field(13, struct.pack("<I", (1 if plan.force_paths else 0) | (2 if durable else 0))))
     if durable:
         fields.append(_field(14, struct.pack("<Q", plan.durable_until_ms)))
+    if plan.program is not None:
+        fields += _program_fields(plan.program, index)
     message = _HEADER.pack(_MAGIC, VERSION, _LAUNCH, request) + b"".join(fields)
     _require(len(message) <= MESSAGE_MAX, "plan", f"at most {MESSAGE_MAX} bytes when encoded, not {len(message)}")
     return message
@@ -222,6 +242,14 @@ def decode_held(data: bytes) -> Held:
         raise ValueError(f"{len(data)} bytes instead of what it holds")
     slot, name, pid, uid_base, dead, expired = _HELD_BODY.unpack_from(data, _HEADER.size)
     return Held(_untext(slot), _untext(name), pid, uid_base, bool(dead), bool(expired))
+
+
+def _program_fields(program: Program, log_index: int) -> list[bytes]:
+    fields = [_field(15, b"".join(_text(word) for word in program.words))]
+    fields += [_field(16, _text(str(source)) + _text(f"/{name}")) for name, source in program.tools]
+    fields.append(_field(17, _text(program.file_name) + program.file))
+    fields.append(_field(18, struct.pack("<I", log_index)))
+    return fields
 
 
 def decode_reply(data: bytes) -> LaunchReply | None:

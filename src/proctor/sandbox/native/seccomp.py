@@ -119,7 +119,11 @@ def program(machine: str | None = None) -> bytes:
 
 @cache
 def _compiled(arch: Arch) -> bytes:
-    code = _assemble(arch)
+    return encode(assemble(arch, {}))
+
+
+def encode(code: list[Instruction]) -> bytes:
+    """Instructions as an array of struct sock_filter."""
     return b"".join(struct.pack("<HBBI", step.code, step.jt, step.jf, step.k) for step in code)
 
 
@@ -133,7 +137,8 @@ def actions(arch: Arch) -> dict[str, str]:
     return {name: action for name, action in table.items() if name in known}
 
 
-def _assemble(arch: Arch) -> _Code:
+def assemble(arch: Arch, rules: dict[str, list[Instruction]]) -> list[Instruction]:
+    """The whole filter; `rules` replace the table's own for the calls that they name."""
     known = numbers(arch)
     by_number = {known[name]: action for name, action in actions(arch).items()}
     boundaries: list[tuple[int, str]] = []
@@ -145,30 +150,30 @@ def _assemble(arch: Arch) -> _Code:
     head.append(Instruction(_LD_ABS, _NR))
     if arch == "x86_64":
         head += [Instruction(_JGE, _X32_BIT, 0, 1), _errno(errno.ENOSYS)]
-    return head + _search(boundaries)
+    return head + _search(boundaries, {**_RULES, **rules})
 
 
-def _search(ranges: list[tuple[int, str]]) -> _Code:
+def _search(ranges: list[tuple[int, str]], rules: dict[str, _Code]) -> _Code:
     """A binary search over (first number, action) ranges: about eight comparisons for any call. The kernel remembers
     calls that are allowed whatever their arguments and does not even run this for them (since 5.11)."""
     if len(ranges) == 1:
-        return _leaf(ranges[0][1])
+        return _leaf(ranges[0][1], rules)
     middle = len(ranges) // 2
-    low, high = _search(ranges[:middle]), _search(ranges[middle:])
+    low, high = _search(ranges[:middle], rules), _search(ranges[middle:], rules)
     pivot = ranges[middle][0]
     if len(low) <= 255:
         return [Instruction(_JGE, pivot, len(low), 0), *low, *high]
     return [Instruction(_JGE, pivot, 0, 1), Instruction(_JA, len(low)), *low, *high]
 
 
-def _leaf(action: str) -> _Code:
+def _leaf(action: str, rules: dict[str, _Code]) -> _Code:
     if action == "allow":
         return [_ret(_ALLOW)]
     if action == "refuse":
         return [_errno(errno.EPERM)]
     if action == "missing":
         return [_errno(errno.ENOSYS)]
-    return _RULES[action]
+    return rules[action]
 
 
 def _ret(value: int) -> Instruction:
@@ -179,14 +184,29 @@ def _errno(number: int) -> Instruction:
     return Instruction(_RET, _ERRNO | number)
 
 
-def _argument(index: int) -> Instruction:
-    """Load the low half of an argument (both architectures are little-endian). The kernel takes these arguments as
-    32-bit values, so the high half says nothing."""
-    return Instruction(_LD_ABS, 16 + 8 * index)
+def argument(index: int, *, high: bool = False) -> Instruction:
+    """Load the low half of an argument (both architectures are little-endian). The kernel takes most arguments as
+    32-bit values, whose high half says nothing; of a pointer both halves count."""
+    return Instruction(_LD_ABS, 16 + 8 * index + 4 * high)
+
+
+def jump_equal(value: int, then: int, otherwise: int) -> Instruction:
+    """Skip `then` instructions if the accumulator is `value`, else `otherwise`."""
+    return Instruction(_JEQ, value, then, otherwise)
+
+
+def allow() -> Instruction:
+    """Let the call through."""
+    return _ret(_ALLOW)
+
+
+def refuse(number: int) -> Instruction:
+    """Answer the call with an error; 0 is success without effect."""
+    return _errno(number)
 
 
 def _unless_flags(mask: int) -> _Code:
-    return [_argument(0), Instruction(_JSET, mask, 0, 1), _errno(errno.EPERM), _ret(_ALLOW)]
+    return [argument(0), Instruction(_JSET, mask, 0, 1), _errno(errno.EPERM), _ret(_ALLOW)]
 
 
 def _one_of(values: tuple[int, ...], otherwise: int) -> _Code:
@@ -201,7 +221,7 @@ def _ioctl() -> _Code:
     """Terminal injection and line disciplines are refused; of the ioctls that file systems define for themselves (types
     `f`, `X` and 0x94: attributes, freezing, defragmenting, swapping extents), only the harmless ones are allowed."""
     terminal = (0x5412, 0x541C, 0x5423, 0x541D)  # TIOCSTI, TIOCLINUX, TIOCSETD, TIOCCONS
-    code = [_argument(1)]
+    code = [argument(1)]
     for command in terminal:
         code += [Instruction(_JEQ, command, 0, 1), _errno(errno.EPERM)]
     harmless = (
@@ -227,13 +247,13 @@ def _core_limit(resource: int, value: int | None) -> _Code:
     `resource` and `value` are positions of arguments (the latter NULL for a query; None where the call always sets)."""
     silent = _errno(0)
     if value is None:
-        return [_argument(resource), Instruction(_JEQ, _RLIMIT_CORE, 0, 1), silent, _ret(_ALLOW)]
+        return [argument(resource), Instruction(_JEQ, _RLIMIT_CORE, 0, 1), silent, _ret(_ALLOW)]
     high = Instruction(_LD_ABS, 16 + 8 * value + 4)
     return [
-        _argument(resource),
+        argument(resource),
         Instruction(_JEQ, _RLIMIT_CORE, 1, 0),
         _ret(_ALLOW),
-        _argument(value),
+        argument(value),
         Instruction(_JEQ, 0, 0, 2),
         high,
         Instruction(_JEQ, 0, 1, 0),
@@ -245,10 +265,10 @@ def _core_limit(resource: int, value: int | None) -> _Code:
 def _socket() -> _Code:
     """Unix sockets; internet ones with TCP, UDP or ICMP (other protocols would load kernel modules); netlink for routes
     only, which C libraries ask for the machine's addresses."""
-    internet = [_argument(2), *_one_of((0, 1, 6, 17, 58), errno.EPROTONOSUPPORT)]
-    netlink = [_argument(2), *_one_of((0,), errno.EPROTONOSUPPORT)]
+    internet = [argument(2), *_one_of((0, 1, 6, 17, 58), errno.EPROTONOSUPPORT)]
+    netlink = [argument(2), *_one_of((0,), errno.EPROTONOSUPPORT)]
     code = [
-        _argument(0),
+        argument(0),
         Instruction(_JEQ, 1, 0, 1),
         _ret(_ALLOW),
         Instruction(_JEQ, 2, 1, 0),
@@ -266,7 +286,7 @@ _RULES: Final[dict[str, _Code]] = {
     "unshare": _unless_flags(_NAMESPACE_FLAGS | _NEWTIME),
     # PER_LINUX, PER_LINUX32, UNAME26 with both, ADDR_NO_RANDOMIZE (debuggers), and the query.
     "personality": [
-        _argument(0),
+        argument(0),
         *_one_of((0, 0x8, 0x20000, 0x20008, 0x40000, 0xFFFFFFFF), errno.EPERM),
     ],
     "ioctl": _ioctl(),

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from proctor.sandbox.contract import Image, Layer, Resources, SandboxSpec, Stats
+    from proctor.sandbox.contract import EndReason, Image, Layer, Resources, SandboxSpec, Stats, Tier
     from proctor.sandbox.native.channel import GuestChannel
 
 
@@ -69,8 +69,8 @@ class Incarnation(Protocol):
         """The kernel's counters. Raises FileNotFoundError or ProcessLookupError when they are gone."""
         ...
 
-    def oom_since_last_look(self) -> bool:
-        """Whether the kernel killed for memory since a command last started or failed."""
+    def limit_that_ended_it(self) -> EndReason | None:
+        """By the kernel's own count: the limit for which a guest is gone that nobody has killed. None: no limit."""
         ...
 
     async def open_upper(self) -> int:
@@ -83,6 +83,10 @@ class Incarnation(Protocol):
 
     async def kill(self) -> None:
         """Kill the guest and every process. Returns when they are gone."""
+        ...
+
+    def last_words(self) -> str:
+        """What it said of its own failure, if it can say anything."""
         ...
 
     def close_counters(self) -> None:
@@ -104,6 +108,16 @@ class Incarnation(Protocol):
 
 class RuntimeDriver(Protocol):
     """Starts guests for one Edge. Made by `registry`, started once, closed after all of its sandboxes."""
+
+    @property
+    def tier(self) -> Tier:
+        """What it achieves on this machine. Known once it has started."""
+        ...
+
+    @property
+    def kernel(self) -> str:
+        """What answers the sandboxes' system calls. Known once it has started."""
+        ...
 
     async def start(self) -> None:
         """Get ready, and remove what dead Edges of the same home left with this runtime.

@@ -12,12 +12,14 @@ from proctor.sandbox import disk, sweep
 from proctor.sandbox._faults import point
 from proctor.sandbox._incarnation import Counters, SlotIncarnation
 from proctor.sandbox._plans import make_plan, mechanisms_of
-from proctor.sandbox.contract import LaunchError
+from proctor.sandbox.contract import LaunchError, Tier
 from proctor.sandbox.native.cgroup import CgroupLayout
 from proctor.sandbox.native.channel import GuestChannel
 from proctor.sandbox.native.launcher import Launched, Launcher, LauncherConfig, StepError
+from proctor.sandbox.receipts import kernel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from proctor.sandbox._durable import Commands
@@ -49,6 +51,21 @@ class NativeRuntime:
         self._templates = disk.Templates(home / "disks")
         self._replacing = anyio.Lock()
         self._launcher: Launcher | None = None
+
+    @property
+    def directory(self) -> Path:
+        """Where the Edge keeps what ends with it."""
+        return self._home / "edges" / self._edge_id
+
+    @property
+    def tier(self) -> Tier:
+        """A user namespace with ids of its own, always."""
+        return Tier.NAMESPACES_USERNS
+
+    @property
+    def kernel(self) -> str:
+        """The machine's own."""
+        return kernel()
 
     async def start(self) -> None:
         """Start the launcher, then remove what dead Edges of this home left."""
@@ -149,12 +166,12 @@ class NativeRuntime:
 
     # --- launching --------------------------------------------------------------------------------------------------
 
-    async def launch(self, order: Order) -> SlotIncarnation:
-        """Start a guest in a slot of the launcher."""
+    async def launch(self, order: Order, adapt: Callable[[Plan], Plan] = lambda plan: plan) -> SlotIncarnation:
+        """Start a guest in a slot of the launcher. `adapt` turns its plan into that of a runtime built on this one."""
         resources = order.spec.resources
         driver = self.disk_driver(resources)
         try:
-            return await self._launch_on(driver, order)
+            return await self._launch_on(driver, order, adapt)
         except StepError as error:
             refused = error.step == "upper-idmap" and error.errno == errno.EINVAL
             if not refused or driver != "memory" or resources.disk_driver != "auto":
@@ -162,10 +179,10 @@ class NativeRuntime:
             self._memory_works = False
             driver = self.disk_driver(resources)
             order.on_disk()
-            return await self._launch_on(driver, order)
+            return await self._launch_on(driver, order, adapt)
 
-    async def _launch_on(self, driver: disk.Driver, order: Order) -> SlotIncarnation:
-        image_file = self._home / "edges" / self._edge_id / "disks" / f"{order.name}.img" if driver == "loop" else None
+    async def _launch_on(self, driver: disk.Driver, order: Order, adapt: Callable[[Plan], Plan]) -> SlotIncarnation:
+        image_file = self.directory / "disks" / f"{order.name}.img" if driver == "loop" else None
         try:
             if image_file is not None:
                 resources = order.spec.resources
@@ -173,7 +190,9 @@ class NativeRuntime:
                     self._templates.make, image_file, resources.disk_mb, resources.disk_inodes
                 )
                 point("create:after-disk")
-            launched = await self._ask_launcher(self._plan(order, image_file))
+            launched = await self._ask_launcher(
+                adapt(make_plan(order.name, order.spec, order.image, order.paths, image_file))
+            )
         finally:
             # Attached or not, the image needs no name any more.
             if image_file is not None:
@@ -183,11 +202,6 @@ class NativeRuntime:
         except BaseException:
             launched.close()  # which ends the guest
             raise
-
-    def _plan(self, order: Order, image_file: Path | None) -> Plan:
-        return make_plan(
-            order.name, order.spec, order.image, order.paths, image_file, durable_until_ms=order.durable_until_ms
-        )
 
     async def _ask_launcher(self, plan: Plan) -> Launched:
         """Launch; a launcher that has died (its sandboxes with it) is replaced once."""

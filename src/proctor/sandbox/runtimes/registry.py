@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from proctor.common import ProctorError, RefusedError
+from proctor.common import ProctorError
+from proctor.sandbox.runtimes.capabilities import capabilities_of
 from proctor.sandbox.runtimes.native import Durability, NativeRuntime
+from proctor.sandbox.runtimes.runsc import RunscRuntime
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +23,7 @@ class Runtimes:
     def __init__(self, edge_id: str, home: Path, *, pool_size: int, durable: Durability = "tied") -> None:
         self._edge_id = edge_id
         self.native = NativeRuntime(edge_id, home, pool_size=pool_size, durable=durable)
-        self._drivers: dict[str, RuntimeDriver] = {"native": self.native}
+        self._drivers: dict[str, RuntimeDriver] = {"native": self.native, "runsc": RunscRuntime(self.native, home)}
         self._started: dict[str, RuntimeDriver] = {}
         self._starting = anyio.Lock()
 
@@ -39,11 +41,7 @@ class Runtimes:
         async with self._starting:
             if name in self._started:
                 return self._started[name]
-            driver = self._drivers.get(name)
-            if driver is None:
-                raise RefusedError(
-                    f"there is no runtime {name!r}", field="runtime", remedy=f"use one of {', '.join(self._drivers)}"
-                )
+            driver = self._drivers[capabilities_of(name).runtime]
             await driver.start()
             self._started[name] = driver
             return driver
