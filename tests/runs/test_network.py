@@ -165,6 +165,10 @@ def test_each_phase_has_its_network_and_everything_is_on_record(site: str, tmp_p
     assert receipts.agent["network_decisions"]["requests_allowed"] == 1
     assert json.loads((plain / "result.json").read_text())["outcome"] == "resolved"
 
+    shown = subprocess.run([*command[:3], "show", run, "asking@oracle@1"], capture_output=True, text=True, check=False)
+    assert "connections: answers.test x1; " in shown.stdout
+    assert "not let through: lookup: unlisted x" in shown.stdout
+
     broken = run / "trials" / "asking@oracle@1@faults-down"
     assert json.loads((broken / "result.json").read_text())["outcome"] == "unresolved"
     faulty = [one for one in network_lines(broken) if one.kind == "request"]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from proctor.runs.summary import RunView
 
 _SHOWN_PATHS = 20
+_NAMES_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +227,21 @@ def _receipts(trial: TrialView) -> Iterator[tuple[str, str]]:
                 f"network {room.get('network')}, ended {room.get('end_reason')}; peaks: {peaks or '-'}"
             ),
         )
+        for line in network_lines(room.get("network_decisions") or {}):
+            yield "dim", f"  {safe(line)}"
+
+
+def network_lines(decisions: Mapping[str, Any]) -> Iterator[str]:
+    """What a sandbox reached and was refused, from the totals of its receipt."""
+    names = decisions.get("connections_by_name") or {}
+    if names:
+        reached = sorted(names.items(), key=lambda item: (-item[1], item[0]))
+        shown = ", ".join(f"{name} x{count}" for name, count in reached[:_NAMES_SHOWN])
+        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        sent, received = decisions.get("bytes_sent", 0), decisions.get("bytes_received", 0)
+        yield f"connections: {shown}{more}; {sent:,} bytes out, {received:,} in"
+    if reasons := decisions.get("reasons"):
+        yield "not let through: " + ", ".join(f"{reason} x{count}" for reason, count in sorted(reasons.items()))
 
 
 def as_json(trial: TrialView) -> dict[str, Any]:
