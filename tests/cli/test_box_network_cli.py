@@ -60,6 +60,15 @@ def test_allowed_hosts_are_reached_and_everything_is_logged(site: str, tmp_path:
     assert [event["path"] for event in events if event["kind"] == "request"] == ["/page"]
 
 
+def test_other_protocols_are_carried_when_asked_for(site: str) -> None:
+    talk = (
+        "import socket; s = socket.create_connection(('one.test', 7))\n"
+        "s.sendall(b'GET /page\\r\\n\\r\\n'); print(s.recv(99))"
+    )
+    done = proctor("run", *SMALL, "--allow-internal", f"tcp:one.test:7={site}", "--", "python3", "-c", talk)
+    assert b"content" in done.stdout, done.stderr
+
+
 def test_a_fault_profile_breaks_connections(site: str, tmp_path: Path) -> None:
     profile = tmp_path / "faults.json"
     profile.write_text(json.dumps({"faults": [{"kind": "status", "status": 429, "retry_after_s": 3}]}))
@@ -116,6 +125,7 @@ def test_ways_into_a_server_inside() -> None:
     ("options", "line"),
     [
         (("--allow", "10.0.0.1"), "allow: '10.0.0.1' is neither a host name"),
+        (("--allow", "tcp:a.test"), "allow: 'tcp:a.test' names no port"),
         (("--allow", "a.test:x"), "allow: 'a.test:x': 'x' is not a list of ports"),
         (("--allow", "a.test=127.0.0.1"), "allow: 'a.test=127.0.0.1' names an address"),
         (("--allow-internal", "*"), "allow-internal: `*` cannot be internal"),

@@ -31,13 +31,14 @@ def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--allow",
                 multiple=True,
-                metavar="HOST[:PORT,…]",
-                help="Reach this host (exact, *.suffix, or * for every public one); ports 80 and 443 unless given.",
+                metavar="[tcp:]HOST[:PORT,…]",
+                help="Reach this host (exact, *.suffix, or * for every public one); ports 80 and 443 unless given. "
+                "tcp: carries anything unread, not only HTTP and TLS.",
             ),
             click.option(
                 "--allow-internal",
                 multiple=True,
-                metavar="HOST[:PORT,…][=ADDRESS[:PORT]]",
+                metavar="[tcp:]HOST[:PORT,…][=ADDRESS[:PORT]]",
                 help="The same for a service of your own network, whatever its address is.",
             ),
             click.option(
@@ -141,14 +142,18 @@ def _rule(text: str, option: str) -> Rule:
     from proctor.sandbox.net import NetworkPolicy, Rule
 
     place, _, target = text.partition("=")
-    host, _, ports = place.partition(":")
+    is_tcp = place.startswith("tcp:")
+    host, _, ports = place.removeprefix("tcp:").partition(":")
     try:
         numbers = tuple(int(port) for port in ports.split(",")) if ports else (80, 443)
     except ValueError:
         raise ConfigError(f"{text!r}: {ports!r} is not a list of ports", field=option) from None
     if target and option == "allow":
         raise ConfigError(f"{text!r} names an address", field=option, remedy="use --allow-internal for it")
-    rule = Rule(host, numbers, internal=option == "allow-internal", target=target or None)
+    if is_tcp and not ports:
+        raise ConfigError(f"{text!r} names no port", field=option, remedy="write tcp:HOST:PORT")
+    internal = option == "allow-internal"
+    rule = Rule(host, numbers, protocol="tcp" if is_tcp else "web", internal=internal, target=target or None)
     try:
         return NetworkPolicy("allow", (rule,)).rules[0]
     except ConfigError as error:
