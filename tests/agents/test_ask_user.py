@@ -10,7 +10,7 @@ import pytest
 
 from proctor.agents import StopReason, load_harness, run_harness
 from proctor.common import ConfigError
-from proctor.models import ModelSpec, OpenAIChatClient
+from proctor.models import ModelSpec, OpenAIChatClient, load_model
 from proctor.models.scripted import Answer, ChatRequest, ScriptedServer, call, calls, fault, say
 from proctor.tasks import load_any
 from proctor.tasks.model import AnswerRule, SimulatedUser
@@ -30,8 +30,9 @@ RULES = SimulatedUser(
 def play(box: Any, task: Any, recorder: Any, limits: Any) -> Any:
     """Play a script through the tool loop at a task with a user; returns the result and what the server saw."""
 
-    async def play(turns: Any, user: SimulatedUser | None, **options: Any) -> Any:
+    async def play(turns: Any, user: SimulatedUser | None, player: str = "", **options: Any) -> Any:
         async with ScriptedServer(turns) as server:
+            other = OpenAIChatClient(load_model(player)) if player else None
             client = OpenAIChatClient(ModelSpec("small", server.base_url, max_retries=0))
             result = await run_harness(
                 load_harness("tool-loop"),
@@ -40,9 +41,12 @@ def play(box: Any, task: Any, recorder: Any, limits: Any) -> Any:
                 recorder=recorder,
                 limits=limits,
                 model=client,
+                user_model=other,
                 options=options,
             )
             await client.aclose()
+            if other is not None:
+                await other.aclose()
             return result, server
 
     return play
@@ -82,7 +86,7 @@ async def test_a_model_plays_the_user_from_its_text_alone(play: Any, recorder: A
     user = SimulatedUser(knowledge="The report is for Ada. She likes it short.")
     async with ScriptedServer([say("For Ada."), say("")]) as other:
         turns = [call("ask_user", question="Who is it for?"), call("ask_user", question="How long?"), call("finish")]
-        await play(turns, user, ask_user=True, user_model=f"player@{other.base_url}")
+        await play(turns, user, f"player@{other.base_url}", ask_user=True)
         first, second = other.requests
     made = [step.tool_calls[0] for step in recorder.agent_steps[:-1]]
     assert [one.result for one in made] == ["For Ada.", user.default]
@@ -103,7 +107,7 @@ async def test_a_user_that_cannot_answer_is_not_the_agents_fault(play: Any) -> N
         from proctor.common import InfraError
 
         with pytest.raises(InfraError, match="plays the user"):
-            await play([call("ask_user", question="?")], user, ask_user=True, user_model=f"p@{other.base_url}")
+            await play([call("ask_user", question="?")], user, f"p@{other.base_url}", ask_user=True)
 
 
 async def test_calls_side_by_side(play: Any, recorder: Any, box: Any) -> None:
@@ -191,3 +195,44 @@ def test_a_task_declares_its_user(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(ConfigError, match=named):
             load_any(write(table))
+
+
+@pytest.mark.sandbox
+@pytest.mark.slow
+async def test_a_model_plays_the_user_through_the_gateway_of_the_run(tmp_path: Path) -> None:
+    import os
+    import subprocess
+    import sys
+
+    import anyio
+
+    folder = tmp_path / "task"
+    (folder / "tests").mkdir(parents=True)
+    (folder / "environment").mkdir()
+    (folder / "instruction.md").write_text("Paint it.\n")
+    (folder / "tests/test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
+    user = '[proctor]\nimage = "host"\n[proctor.user]\nknowledge = "It is to be green."\n'
+    (folder / "task.toml").write_text(f'schema_version = "1.4"\n{user}')
+    turns = [call("ask_user", question="Which colour?"), call("paint"), call("finish")]
+    async with ScriptedServer({"small": turns, "player": [say("Green.")]}) as server:
+        words = ["run", str(folder), "--agent", "tool-loop", "--model", f"small@{server.base_url}", "-o",
+                 str(tmp_path / "record"), "--option", "ask_user=true",
+                 "--option", f"user_model=player@{server.base_url}"]  # fmt: skip
+        done = await anyio.to_thread.run_sync(
+            lambda: subprocess.run(
+                [sys.executable, "-m", "proctor", *words], capture_output=True, text=True, check=False, timeout=120,
+                env={**os.environ, "PROCTOR_HOME": str(tmp_path / "home")},
+            )
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (trial,) = (tmp_path / "record/trials").iterdir()
+    result = json.loads((trial / "result.json").read_text())
+    assert (result["questions"], result["malformed_calls"], result["tool_calls"]) == (1, 1, 3)
+    # The player's call is on record, and not among the agent's.
+    assert result["usage"]["model_calls"] == 3
+    (line,) = (trial / "user-calls.jsonl").read_text().splitlines()
+    assert "It is to be green." in json.loads(line)["request"]["messages"][0]["content"]
+    steps = json.loads((trial / "trajectory.json").read_text())["steps"]
+    (asked,) = [step for step in steps if "ask_user" in json.dumps(step.get("tool_calls", []))]
+    assert asked["observation"]["results"][0]["content"] == "Green."
+    assert "It is to be green." not in (trial / "trajectory.json").read_text()

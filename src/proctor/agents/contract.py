@@ -162,6 +162,8 @@ class HarnessContext:
     options: Mapping[str, Any] = field(default_factory=dict)
     endpoint: ModelEndpoint | None = None
     """The model as a program in the sandbox reaches it; None where there is no model, or no way to it."""
+    user_model: ModelClient | None = None
+    """Who plays the task's simulated user, where the agent's options name a model for that."""
 
 
 class Harness(Protocol):

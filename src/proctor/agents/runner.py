@@ -42,6 +42,7 @@ async def run_harness(
     faults: ToolFaults | None = None,
     wrap_room: Callable[[BoundedRoom], Room] = lambda room: room,
     endpoint: ModelEndpoint | None = None,
+    user_model: ModelClient | None = None,
 ) -> AgentResult:
     """Let `harness` work on `task` in `sandbox` until it ends or a limit fires.
 
@@ -69,6 +70,7 @@ async def run_harness(
         seed=seed,
         options=dict(options or {}),
         endpoint=endpoint,
+        user_model=user_model,
     )
     try:
         result = await _bounded(harness, context, guard, access)

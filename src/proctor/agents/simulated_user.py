@@ -8,7 +8,6 @@ call like any other, so they are in the trajectory; how many there were is in th
 from __future__ import annotations
 
 import re
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,6 @@ from proctor.common import ConfigError, InfraError
 from proctor.models.contract import ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from proctor.agents.contract import HarnessContext, ToolCall
     from proctor.models.contract import ModelClient
     from proctor.tasks.model import SimulatedUser
@@ -40,30 +37,18 @@ class UserDesk:
         self._talk: list[dict[str, Any]] = []
 
     @classmethod
-    @asynccontextmanager
-    async def opened(
-        cls, context: HarnessContext, *, wanted: bool, model: str | None
-    ) -> AsyncIterator[UserDesk | None]:
-        """The user of the context's task while the body runs; None when none is wanted, or the task has none.
+    def of(cls, context: HarnessContext, *, wanted: bool) -> UserDesk | None:
+        """The user of the context's task; None when none is wanted, or the task has none.
 
         Raises ConfigError when the user is to be played by a model and none is given.
         """
         user = context.task.user if wanted else None
         if user is None:
-            yield None
-        elif user.knowledge is None:
-            yield cls(user)
-        elif model is None:
+            return None
+        if user.knowledge is not None and context.user_model is None:
             raise ConfigError(f"the user of {context.task.name} is played by a model",
                               field="agent.options.user_model", remedy="give NAME@URL or a model file")  # fmt: skip
-        else:
-            from proctor.models import OpenAIChatClient, load_model
-
-            client = OpenAIChatClient(load_model(model))
-            try:
-                yield cls(user, client)
-            finally:
-                await client.aclose()
+        return cls(user, context.user_model if user.knowledge is not None else None)
 
     async def answer(self, question: str, call: ToolCall) -> str:
         """The user's answer; who gave it is noted in the call. Raises OutOfQuestions, and InfraError when the model

@@ -46,7 +46,7 @@ class Options(BaseModel):
     ask_user: bool = False
     """Offer the tool `ask_user`, where the task has a simulated user."""
     user_model: str | None = None
-    """Who plays a user that is a model: NAME@URL or a model file."""
+    """Who plays a user that is a model: NAME@URL, a model file, or a model of the run's gateway."""
 
 
 class ToolLoop:
@@ -61,30 +61,30 @@ class ToolLoop:
         """The loop. Limits are not its business: the model, room and recorder of the context raise them."""
         options = parse_options(Options, self.name, context.options)
         toolset = load_toolset(options.toolset)
-        async with UserDesk.opened(context, wanted=options.ask_user, model=options.user_model) as user:
-            tools = Toolbox(context.room, options.output_chars, user)
-            definition = toolset.tools(context.limits.tool_call_s, with_user=user is not None)
-            prompt = toolset.system_prompt if user is None else toolset.system_prompt_with_user
-            facts = {"toolset": toolset.version, "toolset_digest": toolset.digest}
-            opening = open_conversation(context, options.system_prompt or prompt, facts)
-            conversation = Conversation(opening, definition)
-            silent_turns = 0
-            while True:
-                answer = await ask_within(context, conversation, definition, options)
-                calls = tool_calls(answer, turn=conversation.said)
-                await act(context, tools, answered(answer, calls), options.parallel)
-                if tools.finished is not None:
-                    return AgentResult(StopReason.FINISHED, final_message=tools.finished)
+        user = UserDesk.of(context, wanted=options.ask_user)
+        tools = Toolbox(context.room, options.output_chars, user)
+        definition = toolset.tools(context.limits.tool_call_s, with_user=user is not None)
+        prompt = toolset.system_prompt if user is None else toolset.system_prompt_with_user
+        facts = {"toolset": toolset.version, "toolset_digest": toolset.digest}
+        opening = open_conversation(context, options.system_prompt or prompt, facts)
+        conversation = Conversation(opening, definition)
+        silent_turns = 0
+        while True:
+            answer = await ask_within(context, conversation, definition, options)
+            calls = tool_calls(answer, turn=conversation.said)
+            await act(context, tools, answered(answer, calls), options.parallel)
+            if tools.finished is not None:
+                return AgentResult(StopReason.FINISHED, final_message=tools.finished)
 
-                conversation.add(exchange(answer, calls))
-                silent_turns = 0 if calls else silent_turns + 1
-                if silent_turns > options.max_nudges:
-                    detail = f"{silent_turns} answers in a row without a tool call"
-                    return AgentResult(StopReason.GAVE_UP, detail, final_message=answer.text)
-                if silent_turns:
-                    nudge = options.nudge or toolset.nudge
-                    conversation.say({"role": "user", "content": nudge})
-                    context.recorder.step(said("user", nudge))
+            conversation.add(exchange(answer, calls))
+            silent_turns = 0 if calls else silent_turns + 1
+            if silent_turns > options.max_nudges:
+                detail = f"{silent_turns} answers in a row without a tool call"
+                return AgentResult(StopReason.GAVE_UP, detail, final_message=answer.text)
+            if silent_turns:
+                nudge = options.nudge or toolset.nudge
+                conversation.say({"role": "user", "content": nudge})
+                context.recorder.step(said("user", nudge))
 
 
 async def ask_within(

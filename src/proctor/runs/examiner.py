@@ -168,6 +168,7 @@ class TrialExaminer:
                     model=client,
                     access=models.access if models else None,
                     endpoint=models.endpoint if models and services else None,
+                    user_model=models.user if models else None,
                     instruction=trial.condition.instruction(trial.task, trial.seed),
                     seed=trial.seed,
                     faults=trial.condition.tool_faults,

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 import anyio
 
 from proctor.agents.contract import ModelEndpoint
+from proctor.common import ConfigError
+from proctor.models.contract import ModelSpec
 from proctor.models.gateway import Budgets, GatewayConfig, config_of
+from proctor.models.spec import load_model
 from proctor.sandbox.net import Service
 
 if TYPE_CHECKING:
@@ -20,7 +23,6 @@ if TYPE_CHECKING:
 
     from proctor.agents.contract import Harness
     from proctor.models.client import OpenAIChatClient
-    from proctor.models.contract import ModelSpec
     from proctor.models.gateway import Gateway, TrialAccess
     from proctor.runs.plan import AgentSpec, RunPlan, TrialPlan
     from proctor.runs.record import TrialRecord
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 HOST = "model.proctor"
 """The name that stands for the gateway inside a sandbox, on port 80."""
+_USER = "/user"
+"""Ends the name under which a trial's simulated user has access to a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class TrialModels:
     access: TrialAccess
     client: OpenAIChatClient
     endpoint: ModelEndpoint
+    user: OpenAIChatClient | None = None
+    """Who plays the simulated user of the task, where a model does. Its calls are on record apart from the agent's."""
 
 
 class ModelDesk:
@@ -74,8 +80,10 @@ class ModelDesk:
         access = self.gateway.open_trial(trial.id, models=[name], budgets=budgets, record=record.model_call)
         client = OpenAIChatClient(model, transport=GatewayTransport(self.gateway, access))
         protocols = self.gateway.config.upstreams[self.gateway.config.models[name].upstream].protocols
+        endpoint = ModelEndpoint(f"http://{HOST}", access.token, name, protocols)
         try:
-            yield TrialModels(access, client, ModelEndpoint(f"http://{HOST}", access.token, name, protocols))
+            async with self._user(trial, record) as user:
+                yield TrialModels(access, client, endpoint, user)
             with anyio.CancelScope(shield=True):
                 await access.finish(self.gateway.config.drain_s)
         finally:
@@ -84,6 +92,31 @@ class ModelDesk:
                 await client.aclose()
         if access.failure is not None:
             raise access.failure
+
+    @asynccontextmanager
+    async def _user(self, trial: TrialPlan, record: TrialRecord) -> AsyncIterator[OpenAIChatClient | None]:
+        """The model that plays the simulated user, with access of its own; None where the agent's options name none."""
+        from proctor.models.client import OpenAIChatClient
+        from proctor.models.gateway import GatewayTransport
+
+        name = self._names.get(f"{trial.agent.label}{_USER}")
+        if name is None:
+            yield None
+            return
+        model = self.gateway.config.models[name]
+        spec = ModelSpec(name, self.gateway.config.upstreams[model.upstream].base_url)
+        access = self.gateway.open_trial(
+            f"{trial.id}{_USER}", models=[name], budgets=Budgets(), record=record.user_call
+        )
+        client = OpenAIChatClient(spec, transport=GatewayTransport(self.gateway, access))
+        try:
+            yield client
+            with anyio.CancelScope(shield=True):
+                await access.finish(self.gateway.config.drain_s)
+        finally:
+            access.close()
+            with anyio.CancelScope(shield=True):
+                await client.aclose()
 
 
 def gateway_of(plan: RunPlan) -> tuple[GatewayConfig, dict[str, str]]:
@@ -96,9 +129,30 @@ def gateway_of(plan: RunPlan) -> tuple[GatewayConfig, dict[str, str]]:
         config = plan.gateway
         for agent in agents:
             config = _aimed(config, agent)
-        return config, {agent.label: agent.model.name for agent in agents if agent.model is not None}
-    specs, names = _named(agents)
+        names = {agent.label: agent.model.name for agent in agents if agent.model is not None}
+        return config, names | _configured_users(config, agents)
+    wanted = {agent.label: agent.model for agent in agents if agent.model is not None}
+    for agent in agents:
+        if (text := _user_model(agent)) is not None:
+            wanted[f"{agent.label}{_USER}"] = load_model(text)
+    specs, names = _named(wanted)
     return config_of(specs), names
+
+
+def _user_model(agent: AgentSpec) -> str | None:
+    """What the agent's options name as the player of a simulated user."""
+    text = agent.options.get("user_model")
+    return text if isinstance(text, str) else None
+
+
+def _configured_users(config: GatewayConfig, agents: list[AgentSpec]) -> dict[str, str]:
+    """With a gateway's file, a user is one of its models, by name."""
+    names = {f"{agent.label}{_USER}": text for agent in agents if (text := _user_model(agent)) is not None}
+    for name in names.values():
+        if name not in config.models:
+            raise ConfigError(f"the gateway has no model {name!r}", field="--option user_model",
+                              remedy=f"one of {', '.join(config.models)}")  # fmt: skip
+    return names
 
 
 def _aimed(config: GatewayConfig, agent: AgentSpec) -> GatewayConfig:
@@ -120,15 +174,14 @@ def _aimed(config: GatewayConfig, agent: AgentSpec) -> GatewayConfig:
     )
 
 
-def _named(agents: list[AgentSpec]) -> tuple[dict[str, ModelSpec], dict[str, str]]:
-    """The models of some agents under names of their own; equal models are one."""
+def _named(wanted: Mapping[str, ModelSpec]) -> tuple[dict[str, ModelSpec], dict[str, str]]:
+    """Models, by who wants them, under names of their own; equal models are one."""
     specs: dict[str, ModelSpec] = {}
     names: dict[str, str] = {}
-    for agent in agents:
-        assert agent.model is not None
-        name, number = agent.model.name, 1
-        while specs.setdefault(name, agent.model) != agent.model:
+    for who, model in wanted.items():
+        name, number = model.name, 1
+        while specs.setdefault(name, model) != model:
             number += 1
-            name = f"{agent.model.name}#{number}"
-        names[agent.label] = name
+            name = f"{model.name}#{number}"
+        names[who] = name
     return specs, names

@@ -233,6 +233,11 @@ class TrialRecord:
         self._append("model-calls.jsonl", content)
         self.events.write("model_call", {"line": self.model_calls, "digest": digest_bytes(content)})
 
+    def user_call(self, call: CallRecord) -> None:
+        """Append one call of the model that plays the simulated user to `user-calls.jsonl`: it is not the agent's, and
+        in no sum of what the agent used."""
+        self._append("user-calls.jsonl", dump_json(call_line(call).model_dump(exclude_none=True)))
+
     def usage(self) -> UsageTotals:
         """What the trial used: as the gateway counted it, or (no call passed one) as the steps say."""
         return usage_totals(self._used) if self._used else total_usage(self.steps)
