@@ -36,7 +36,8 @@ class SectionedCommand(click.Command):
     "agents",
     multiple=True,
     metavar="[LABEL=]NAME",
-    help="oracle, null, scripted, tool-loop, text-loop, or module.path:Class. Repeat it to compare.",
+    help="oracle, null, scripted, tool-loop, text-loop, a command-line agent (mini-swe-agent, codex, claude-code, "
+    "qwen-code, opencode, or the path of an agent.toml), or module.path:Class. Repeat it to compare.",
 )
 @click.option(
     "--model",
