@@ -236,7 +236,7 @@ class TrialRecord:
     def user_call(self, call: CallRecord) -> None:
         """Append one call of the model that plays the simulated user to `user-calls.jsonl`: it is not the agent's, and
         in no sum of what the agent used."""
-        self._append("user-calls.jsonl", dump_json(call_line(call).model_dump(exclude_none=True)))
+        self._append("user-calls.jsonl", dump_json(call_line(call)))
 
     def usage(self) -> UsageTotals:
         """What the trial used: as the gateway counted it, or (no call passed one) as the steps say."""
