@@ -24,7 +24,7 @@ from proctor.runs.record import read_lines
 from proctor.runs.replay.branch import Change, branch, read_files, read_reply, score_of, worth_of
 from proctor.runs.replay.point import find_point
 from proctor.runs.replay.recorded import find_recorded
-from proctor.runs.replay.snapshots import SnapshotKeeper, snapshot_at
+from proctor.runs.replay.snapshots import SnapshotKeeper, snapshot_at, why_not_restorable
 from proctor.runs.request import Request, plan_request, read_every
 from proctor.runs.story import parent_of
 from proctor.sandbox import Edge, SandboxSpec
@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.sandbox, pytest.mark.anyio]
 
 PLAN = [
-    call("bash", command="echo begun > note.txt; rm notes.txt; mkdir d; chown 7:7 d; echo x > d/f; ln -s f d/l"),
+    call(
+        "bash",
+        command="echo begun > note.txt; rm notes.txt; mkdir d; chown 7:7 d; echo x > d/f; ln -s f d/l; chmod 4711 d/f",
+    ),
     call("read_file", path="note.txt"),
     call("bash", command="cat note.txt"),
 ]
@@ -54,7 +57,7 @@ def model(chat: ChatRequest) -> Answer:
     seen = next(m["content"] for m in reversed(chat.messages) if m["role"] == "tool" and "wrote" not in m["content"])
     if chat.turn == len(PLAN):
         answer = "42" if "42" in seen else "41"
-        return call("bash", command=f"printf {answer} > answer.txt; ls -R; stat -c %u:%g d")
+        return call("bash", command=f"printf {answer} > answer.txt; ls -R; stat -c %u:%g:%a d d/f")
     return call("finish", message="done") if chat.turn == len(PLAN) + 1 else say("?")
 
 
@@ -95,7 +98,7 @@ async def test_a_changed_result_leads_elsewhere_and_the_branch_names_its_parent(
     lines = list(read_lines(record / "exec.jsonl"))
     assert [bool(line.get("replayed")) for line in lines] == [bool(snapshots)] * 2 + [False] * 2
     listed = lines[-1]["stdout"]["text"]
-    assert listed.endswith("7:7\n"), "owners are restored too"
+    assert listed.endswith("7:7:755\n0:0:4711\n"), "owners and special bits are restored too"
     assert "note.txt" in listed
     entries = {one["path"]: one["change"] for one in json.loads((record / "diff.json").read_text())["entries"]}
     assert entries["/app/notes.txt"] == "deleted"
@@ -148,6 +151,14 @@ async def test_a_state_that_cannot_be_had_is_refused(tmp_path: Path) -> None:
             await branched(run, 7, Change("result", result=b""), tmp_path / "x")
         with pytest.raises(ConfigError, match="not an empty directory"):
             await branched(run, 5, Change(), run)
+        for command, words in (
+            ("truncate -s 2T holes", "when it is laid out"),
+            ("mkfifo pipe", "/app/pipe is neither"),
+        ):
+            async with Edge(pool_size=1) as edge, await edge.create(SandboxSpec(workdir="/app")) as box:
+                await box.exec(command)
+                await box.export_diff(tmp_path / "odd.tar.zst")
+            assert words in str(why_not_restorable(tmp_path / "odd.tar.zst"))
         archive = recorded.directory / "snapshots" / "5.tar.zst"
         archive.write_bytes(archive.read_bytes() + b"x")
         with pytest.raises((ConfigError, RefusedError), match=r"not what the record says|was changed"):

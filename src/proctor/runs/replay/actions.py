@@ -60,6 +60,8 @@ class Repeat:
     observed: tuple[Observed, ...]
     disk: tuple[DiskDifference, ...]
     disk_compared: bool
+    content_compared: bool = True
+    """False when the record does not hold what was in the files: then only the list of paths was compared."""
 
     @property
     def differences(self) -> int:
@@ -193,7 +195,8 @@ async def _repeat(
         observed = [await player.play(line) for line in lines]
         await box.kill_all()
         disk = await _disk(recorded, box)
-        return Repeat(tuple(observed), tuple(disk or ()), disk is not None)
+        kept = (recorded.directory / "diff.tar.zst").exists()
+        return Repeat(tuple(observed), tuple(disk or ()), disk is not None, kept)
 
 
 class Player:

@@ -12,6 +12,8 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from anyio import to_thread
+
 from proctor.common import ConfigError, InfraError, RefusedError
 from proctor.models.loopback import served
 from proctor.runs.replay.again import branching_gateway, carry_out, plan_of
@@ -20,7 +22,7 @@ from proctor.runs.replay.calls import calls_of, divergences
 from proctor.runs.replay.compare import Level
 from proctor.runs.replay.playback import PlaybackRoom
 from proctor.runs.replay.point import Point, find_point
-from proctor.runs.replay.snapshots import restore, snapshot_at
+from proctor.runs.replay.snapshots import restore, snapshot_at, why_not_restorable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -172,7 +174,7 @@ async def branch(
     point = find_point(recorded, step)
     if change.kind == "result" and not _acts(recorded, point):
         raise RefusedError(f"step {step} made no call on the sandbox whose result could be changed", field="--from")
-    snapshot = snapshot_at(recorded.directory, point.step)
+    snapshot, unusable = await to_thread.run_sync(_snapshot, recorded.directory, point.step)
     calls, counts = calls_of(recorded)
     server = AnswerServer(calls, counts=counts)
     arms = (CHANGED, ORIGINAL) if count > 1 else (CHANGED,)
@@ -189,9 +191,16 @@ async def branch(
     done = {arm: tuple(execution.results[one.id] for one in trials if one.agent.label.endswith(f".{arm}"))
             for arm in arms}  # fmt: skip
     worth = worth_of(done[CHANGED], done[ORIGINAL]) if count > 1 else None
-    notes = _notes(recorded, live, count)
+    notes = (*unusable, *_notes(recorded, live, count))
     notes += tuple(_strayed(point, calls, directory, [one for arm in done.values() for one in arm]))
     return Branches(directory, step, change.text, restored, done, worth, notes)
+
+
+def _snapshot(directory: Path, step: int) -> tuple[Snapshot | None, tuple[str, ...]]:
+    """The snapshot before a step, if it can be used, and a note when there is one that cannot."""
+    found = snapshot_at(directory, step)
+    reason = why_not_restorable(found.archive) if found is not None else None
+    return (None, (f"the snapshot is not used: {reason}",)) if reason else (found, ())
 
 
 def _strayed(point: Point, calls: list[ModelCallLine], directory: Path, results: list[TrialResult]) -> Iterator[str]:

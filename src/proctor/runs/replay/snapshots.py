@@ -35,7 +35,10 @@ MAX_BYTES = 256 << 20
 """The most that the snapshots of one trial hold together."""
 MAX_UPPER_BYTES = 512 << 20
 """A layer that holds more than this is not read again and again."""
+MAX_RESTORED_BYTES = 1 << 30
+"""The most that is laid out on the host to restore a snapshot."""
 _AT_ONCE = 200
+_SPECIAL = 0o7000
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
 
@@ -157,6 +160,19 @@ def snapshot_at(directory: Path, step: int) -> Snapshot | None:
     return None
 
 
+def why_not_restorable(archive: Path) -> str | None:
+    """Why a snapshot cannot be put onto a sandbox; None when it can. Files may have holes: a terabyte of nothing is
+    small in the archive alone."""
+    size = 0
+    for _, member in _members(archive):
+        size += member.size
+        if size > MAX_RESTORED_BYTES:
+            return f"it holds more than {MAX_RESTORED_BYTES} bytes when it is laid out"
+        if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+            return f"/{member.name} is neither a file, a directory nor a link"
+    return None
+
+
 async def restore(box: Sandbox, archive: Path) -> None:
     """Put the changes of a layer onto a fresh sandbox of the same image: what was deleted first, then what is there.
 
@@ -166,20 +182,27 @@ async def restore(box: Sandbox, archive: Path) -> None:
         plain = Path(folder, "layer.tar")
         mounts = (*box.image.mounts, *box.spec.mounts)
         places = ("/proc", "/dev", "/sys", *(mount.target.rstrip("/") for mount in mounts))
-        gone, emptied, owners = await anyio.to_thread.run_sync(_without_marks, archive, plain, places)
-        for path in gone:
+        marks = await anyio.to_thread.run_sync(_without_marks, archive, plain, places)
+        for path in marks.gone:
             await _remove(box, path)
-        for path in emptied:
+        for path in marks.emptied:
             for entry in await _entries(box, path):
                 await _remove(box, f"{path}/{entry}")
         await box.upload(plain, "/")
-        for (uid, gid), paths in owners.items():
-            for at in range(0, len(paths), _AT_ONCE):
-                given = await box.exec(["chown", "-h", f"{uid}:{gid}", *paths[at : at + _AT_ONCE]], user="root")
-                if not given.ok:
-                    remedy = "the image has no chown; branch off a step without a snapshot"
-                    raise RefusedError(f"owners cannot be restored: {given.error_text[:200]}", field="--from",
-                                       remedy=remedy)  # fmt: skip
+        for (uid, gid), paths in marks.owners.items():
+            await _tell(box, ["chown", "-h", f"{uid}:{gid}"], paths)
+        for mode, paths in marks.modes.items():  # a change of owner takes these bits away
+            await _tell(box, ["chmod", f"{mode:o}"], paths)
+
+
+async def _tell(box: Sandbox, command: list[str], paths: list[str]) -> None:
+    """What an upload cannot carry, by the image's own tools."""
+    for at in range(0, len(paths), _AT_ONCE):
+        given = await box.exec([*command, "--", *paths[at : at + _AT_ONCE]], user="root")
+        if not given.ok:
+            remedy = "branch off a step without a snapshot"
+            raise RefusedError(f"the snapshot cannot be restored: {command[0]}: {given.error_text[:200]}",
+                               field="--from", remedy=remedy)  # fmt: skip
 
 
 async def _remove(box: Sandbox, path: str) -> None:
@@ -197,27 +220,36 @@ async def _entries(box: Sandbox, path: str) -> list[str]:
         return []
 
 
-def _without_marks(
-    archive: Path, target: Path, places: tuple[str, ...]
-) -> tuple[list[str], list[str], dict[tuple[int, int], list[str]]]:
-    """Write the layer as an ordinary tar, and return what it deletes, which directories it empties, and the paths of
-    every owner but root. The empty `places` that mounts lie on are there already."""
-    gone: list[str] = []
-    emptied: list[str] = []
-    owners: dict[tuple[int, int], list[str]] = {}
+@dataclass(slots=True)
+class _Marks:
+    """What a layer says beside its files: what it deletes, which directories it empties, the paths of every owner but
+    root, and those of modes with more than permissions."""
+
+    gone: list[str] = field(default_factory=list)
+    emptied: list[str] = field(default_factory=list)
+    owners: dict[tuple[int, int], list[str]] = field(default_factory=dict)
+    modes: dict[int, list[str]] = field(default_factory=dict)
+
+
+def _without_marks(archive: Path, target: Path, places: tuple[str, ...]) -> _Marks:
+    """Write the layer as an ordinary tar, and return its marks. The empty `places` that mounts lie on are there
+    already."""
+    marks = _Marks()
     with target.open("wb") as file, tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT) as out:
         for tar, member in _members(archive):
             parent, _, name = member.name.rpartition("/")
             path = "/" + member.pax_headers.get("PROCTOR.path", member.name).strip("/")
             if name == _OPAQUE:
-                emptied.append("/" + parent)
+                marks.emptied.append("/" + parent)
             elif name.startswith(_WHITEOUT):
-                gone.append(f"/{parent}/{name.removeprefix(_WHITEOUT)}".replace("//", "/"))
+                marks.gone.append(f"/{parent}/{name.removeprefix(_WHITEOUT)}".replace("//", "/"))
             elif not (member.isdir() and _is_place(path, places)):
                 out.addfile(_plain(member, path[1:]), tar.extractfile(member) if member.isreg() else None)
                 if (member.uid, member.gid) != (0, 0):
-                    owners.setdefault((member.uid, member.gid), []).append(path)
-    return gone, emptied, owners
+                    marks.owners.setdefault((member.uid, member.gid), []).append(path)
+                if member.mode & _SPECIAL and not member.issym():
+                    marks.modes.setdefault(member.mode, []).append(path)
+    return marks
 
 
 def _is_place(path: str, places: tuple[str, ...]) -> bool:

@@ -51,6 +51,8 @@ def actions_text(done: ActionReplay, *, strict: bool) -> Iterator[tuple[str, str
 def _line_of(repeat: Repeat, calls: int) -> str:
     levels = [one.level for one in repeat.observed]
     disk = _disk_line(repeat.disk) if repeat.disk_compared else "final disk not compared: the record has none"
+    if repeat.disk_compared and not repeat.content_compared:
+        disk += ", by its paths alone: the record does not have what was in the files"
     return f"{_levels(levels, calls, 'observations')}, {disk}"
 
 
@@ -174,6 +176,7 @@ def actions_json(done: ActionReplay) -> dict[str, Any]:
                 "clock": repeat.clock,
                 "levels": [str(one.level) if one.level else None for one in repeat.observed],
                 "disk": [asdict(one) for one in repeat.disk] if repeat.disk_compared else None,
+                "content_compared": repeat.content_compared,
             }
             for repeat in done.repeats
         ],
