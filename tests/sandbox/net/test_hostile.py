@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from proctor.sandbox import Edge
+from proctor.common import ProctorError
+from proctor.sandbox import Edge, Resources, Runtime, SandboxSpec
 from proctor.sandbox.net import NetworkPolicy, Rule
 
 from ..edges import small
@@ -86,16 +87,22 @@ async def edge(tmp_path: Path) -> AsyncIterator[Edge]:
         yield made
 
 
-async def test_nothing_gets_out_around_the_boundary(edge: Edge) -> None:
+@pytest.mark.parametrize("runtime", ["native", "runsc"])
+async def test_nothing_gets_out_around_the_boundary(edge: Edge, runtime: Runtime) -> None:
     import socket
 
+    try:
+        await edge.ready(runtime)
+    except ProctorError as error:
+        pytest.skip(f"runtime {runtime}: {error.message}")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind("\0proctor-test-listener")
     listener.listen()
     seen: list[bytes] = []
     async with server(web(seen=seen)) as where:
         policy = NetworkPolicy("allow", (Rule("one.test", (80,), internal=True, target=where),))
-        async with await edge.create(small(network=policy)) as box, await edge.create(small(network=policy)) as sibling:
+        spec = SandboxSpec(runtime=runtime, network=policy, resources=Resources(memory_mb=256, disk_mb=32, pids=64))
+        async with await edge.create(spec) as box, await edge.create(spec) as sibling:
             await sibling.exec("getent hosts one.test")
             result = await box.exec(["python3", "-c", PROGRAM, where.split(":")[1]], timeout_s=60)
             assert result.ok, result

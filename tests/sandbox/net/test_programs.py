@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from proctor.sandbox import Edge, Resources, SandboxSpec
+from proctor.common import ProctorError
+from proctor.sandbox import Edge, Resources, Runtime, SandboxSpec
 from proctor.sandbox.net import NetworkPolicy, Rule
 from proctor.sandbox.net.authority import Authority
 
@@ -71,8 +72,15 @@ async def edge(tmp_path: Path) -> AsyncIterator[Edge]:
         yield made
 
 
-@pytest.mark.parametrize("reads", [False, True], ids=["untouched", "ends-here"])
-async def test_programs_work_as_they_are(edge: Edge, pages: Path, reads: bool) -> None:
+@pytest.mark.parametrize(
+    ("runtime", "reads"), [("native", False), ("native", True), pytest.param("runsc", True, marks=pytest.mark.slow)]
+)
+async def test_programs_work_as_they_are(edge: Edge, pages: Path, runtime: Runtime, reads: bool) -> None:
+    """With TLS untouched, and (`reads`) ended at the boundary."""
+    try:
+        await edge.ready(runtime)
+    except ProctorError as error:
+        pytest.skip(f"runtime {runtime}: {error.message}")
     upstream = Authority("the site's")
     with site.serving(pages, upstream.context("pkgs.test")) as tls, site.serving(pages) as plain:
         methods = ("GET", "HEAD") if reads else None
@@ -81,7 +89,7 @@ async def test_programs_work_as_they_are(edge: Edge, pages: Path, reads: bool) -
             Rule("pkgs.test", (80,), methods=methods, internal=True, target=plain),
         )
         policy = NetworkPolicy("allow", rules, upstream.pem)
-        async with await edge.create(SandboxSpec(network=policy, resources=ROOMY)) as box:
+        async with await edge.create(SandboxSpec(runtime=runtime, network=policy, resources=ROOMY)) as box:
             failures = {}
 
             async def try_one(name: str) -> None:
