@@ -1,4 +1,4 @@
-"""Build step: compile the one static C binary (launcher and guest) into the package."""
+"""Build step: compile the static C binaries (launcher and guest; the probe of the self-test) into the package."""
 
 from __future__ import annotations
 
@@ -14,22 +14,28 @@ from setuptools.command.develop import develop
 
 ROOT = Path(__file__).parent
 SOURCE = ROOT / "src" / "proctor" / "sandbox" / "csrc"
-TARGET = ROOT / "src" / "proctor" / "sandbox" / "_bin" / "proctor-init"
+BINARIES = ROOT / "src" / "proctor" / "sandbox" / "_bin"
 
 
 def compile_init() -> None:
-    """Compile csrc/*.c into _bin/proctor-init, statically; does nothing where it is up to date."""
-    sources = sorted(SOURCE.glob("*.c"))
-    inputs = [*sources, *SOURCE.glob("*.h")]
+    """Compile csrc/*.c into _bin/proctor-init and csrc/probe/*.c into _bin/proctor-probe, where they are not up to date."""
+    compile_one(SOURCE, BINARIES / "proctor-init")
+    compile_one(SOURCE / "probe", BINARIES / "proctor-probe", "-s")
+
+
+def compile_one(folder: Path, target: Path, *more: str) -> None:
+    """Compile a directory's sources into one static program; does nothing where it is up to date."""
+    sources = sorted(folder.glob("*.c"))
+    inputs = [*sources, *folder.glob("*.h")]
     if not sources or not sys.platform.startswith("linux"):
         return
-    if TARGET.exists() and all(TARGET.stat().st_mtime >= path.stat().st_mtime for path in inputs):
+    if target.exists() and all(target.stat().st_mtime >= path.stat().st_mtime for path in inputs):
         return
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         sys.exit("proctor: no C compiler found; install gcc and libc6-dev (Debian, Ubuntu), or run scripts/setup")
-    TARGET.parent.mkdir(parents=True, exist_ok=True)
-    temporary = TARGET.with_suffix(".new")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_suffix(".new")
     flags = [
         "-std=c11",
         "-O2",
@@ -41,8 +47,8 @@ def compile_init() -> None:
         "-D_GNU_SOURCE",
         "-fno-strict-aliasing",
     ]
-    subprocess.run([compiler, *flags, "-o", str(temporary), *map(str, sources)], check=True)
-    os.replace(temporary, TARGET)
+    subprocess.run([compiler, *flags, *more, "-o", str(temporary), *map(str, sources)], check=True)
+    os.replace(temporary, target)
 
 
 class BuildPy(build_py):
