@@ -315,8 +315,13 @@ def native_works(diagnosis: Diagnosis) -> bool:
     help="With --tools: a command-line agent, too.",
 )
 @click.option("--conformance", is_flag=True, help="Run the conformance suite on the runtimes that work here instead.")
+@click.option("--isolation", is_flag=True, help="Run the isolation self-test on the runtimes that work here instead.")
 @click.option(
-    "--runtime", "runtimes", multiple=True, type=click.Choice(RUNTIMES), help="With --conformance: only on this one."
+    "--runtime",
+    "runtimes",
+    multiple=True,
+    type=click.Choice(RUNTIMES),
+    help="With --conformance or --isolation: only on this one.",
 )
 @click.option("--capabilities", is_flag=True, help="Print what each runtime can do, as a Markdown table, instead.")
 @click.pass_context
@@ -329,6 +334,7 @@ def doctor(
     image: str,
     agents: tuple[str, ...],
     conformance: bool,
+    isolation: bool,
     runtimes: tuple[Runtime, ...],
     capabilities: bool,
 ) -> None:
@@ -336,12 +342,16 @@ def doctor(
 
     Exit code 0 if sandboxes of the default kind (container/native) work here, else 1. With --tools: 0 if every tool
     does what it should in the image, else 1. With --conformance: 0 if every check passed on every runtime that was
-    asked for (on those that work here, if none was), else 1.
+    asked for (on those that work here, if none was), else 1. With --isolation: 0 if no item of the self-test is red.
     """
     if (agents and not tools) or (image != "host" and not tools):
         raise click.UsageError("--image and --agent go with --tools")
-    if runtimes and not conformance:
-        raise click.UsageError("--runtime goes with --conformance")
+    if runtimes and not (conformance or isolation):
+        raise click.UsageError("--runtime goes with --conformance or --isolation")
+    if isolation:
+        from proctor.cli import _isolation
+
+        ctx.exit(0 if _isolation.examine(runtimes, RUNTIMES, as_json=as_json) else 1)
     if tools:
         from proctor.cli import _tools
 

@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -184,6 +185,11 @@ static int gain(const char *self) {
     return lost || status != 0;
 }
 
+/* Calls a directory opaque by the name that overlays of unprivileged users believe. */
+static int forge(const char *folder) {
+    return printf("%s\n", outcome(setxattr(folder, "user.overlay.opaque", "y", 1, 0))) < 0;
+}
+
 int burden(int argc, char **argv) {
     const char *name = argv[0];
     long number = argc >= 2 ? atol(argv[argc - 1]) : 0;
@@ -198,6 +204,7 @@ int burden(int argc, char **argv) {
     if (strcmp(name, "stubborn") == 0 && argc == 1) return stubborn();
     if (strcmp(name, "hoard") == 0 && argc == 1) return hoard();
     if (strcmp(name, "hostile-tree") == 0 && argc == 2) return hostile_tree(argv[1]);
+    if (strcmp(name, "forge") == 0 && argc == 2) return forge(argv[1]);
     if (strcmp(name, "gain") == 0 && argc == 2) return gain(argv[1]);
     return 64;
 }
