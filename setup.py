@@ -18,7 +18,7 @@ BINARIES = ROOT / "src" / "proctor" / "sandbox" / "_bin"
 
 
 def compile_init() -> None:
-    """Compile csrc/*.c into _bin/proctor-init and csrc/probe/*.c into _bin/proctor-probe, where they are not up to date."""
+    """Compile csrc into _bin/proctor-init and csrc/probe into _bin/proctor-probe, where they are not up to date."""
     compile_one(SOURCE, BINARIES / "proctor-init")
     compile_one(SOURCE / "probe", BINARIES / "proctor-probe", "-s")
 

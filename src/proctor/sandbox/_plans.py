@@ -98,7 +98,9 @@ def make_plan(
         ),
         seccomp=program(),
         hostname=spec.hostname,
-        binds=tuple(Bind(mount.source, mount.target) for mount in (*image.mounts, *spec.mounts)),
+        binds=tuple(
+            Bind(None if mount.empty else mount.source, mount.target) for mount in (*image.mounts, *spec.mounts)
+        ),
         network="open" if is_open(spec) else "none",
         durable_until_ms=durable_until_ms,
     )

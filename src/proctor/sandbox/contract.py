@@ -103,6 +103,8 @@ class Mount:
 
     source: Path
     target: str
+    empty: bool = False
+    """The source is an empty directory and nothing else: any will do, and none is better, since a mount names it."""
 
 
 @dataclass(frozen=True, slots=True)

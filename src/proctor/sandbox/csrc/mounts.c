@@ -75,6 +75,7 @@ int mounts_make_template(struct template *template, struct failure *failure) {
     if (template->root < 0 || template->dev < 0 || template->scratch < 0) return fail(failure, "template-tmpfs", errno);
     if (fill_dev(template->dev) < 0) return fail(failure, "template-dev", errno);
     if (fill_root(template->root) < 0) return fail(failure, "template-root", errno);
+    if (mkdirat(template->scratch, EMPTY, 0755) < 0) return fail(failure, "template-scratch", errno);
     umask(mask);
     if (mount_restrict(template->dev, MOUNT_ATTR_RDONLY) < 0 || mount_restrict(template->root, MOUNT_ATTR_RDONLY) < 0)
         return fail(failure, "template-readonly", errno);

@@ -10,6 +10,7 @@
 /* Where the launcher attaches its scratch tmpfs in its own mount namespace. It has no more use for /sys: cgroup directories are
  * open already. */
 #define SCRATCH "/sys"
+#define EMPTY "empty" /* an empty directory in it */
 
 /* One new file system as a detached mount. `options` are key, value, …, NULL; a NULL value is a flag. Its source, which
  * mountinfo shows, is its type unless the options name one. */

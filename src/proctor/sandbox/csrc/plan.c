@@ -72,10 +72,11 @@ static int parse_bind(const struct field *field, struct plan *plan) {
     size_t length = strlen(source);
     if (length + 1 >= field->length) return -1;
     const char *target = source + length + 1;
-    if (length + 1 + strlen(target) + 1 != field->length || source[0] != '/' || target[0] != '/') return -1;
-    int is_tool = field->tag == TAG_TOOL;
+    if (length + 1 + strlen(target) + 1 != field->length || target[0] != '/') return -1;
+    int is_tool = field->tag == TAG_TOOL, is_empty = !is_tool && strcmp(source, "-") == 0;
+    if (!is_empty && source[0] != '/') return -1;
     if (is_tool && !plain_name(target + 1)) return -1;
-    plan->binds[plan->bind_count++] = (struct plan_bind){.source = source, .target = target, .is_tool = is_tool};
+    plan->binds[plan->bind_count++] = (struct plan_bind){.source = is_empty ? NULL : source, .target = target, .is_tool = is_tool};
     return 0;
 }
 

@@ -52,7 +52,7 @@ struct plan_layer {
 };
 
 struct plan_bind {
-    const char *source;
+    const char *source; /* NULL: an empty directory of the launcher's */
     const char *target; /* absolute inside; of a tool: a slash and its name in the room (room.h) */
     int is_tool;
 };

@@ -275,9 +275,11 @@ static int make_targets(const struct plan *plan, const struct root_mounts *mount
 }
 
 /* A read-only view of a host directory or file. File systems that cannot be id-mapped are shown with ids unmapped. */
-static int bind_view(const struct plan_bind *bind, int userns, struct words *facts, struct failure *failure) {
+static int bind_view(const struct template *template, const struct plan_bind *bind, int userns, struct words *facts,
+                     struct failure *failure) {
     const uint64_t attributes = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
-    int view = sys_open_tree(AT_FDCWD, bind->source, OPEN_TREE_CLONE);
+    int view = bind->source != NULL ? sys_open_tree(AT_FDCWD, bind->source, OPEN_TREE_CLONE)
+                                    : sys_open_tree(template->scratch, EMPTY, OPEN_TREE_CLONE);
     if (view < 0) return fail(failure, "bind-open", errno);
     if (map_mount(view, userns, attributes) == 0) return view;
     if ((errno == EINVAL || errno == EPERM) && mount_restrict(view, attributes) == 0) {
@@ -339,7 +341,7 @@ int root_build(const struct template *template, const struct plan *plan, const i
     if (out->root < 0) goto done;
     words_step(words, "overlay");
     for (; out->bind_count < plan->bind_count; out->bind_count++) {
-        int view = bind_view(&plan->binds[out->bind_count], userns, facts, failure);
+        int view = bind_view(template, &plan->binds[out->bind_count], userns, facts, failure);
         if (view < 0) goto done;
         out->binds[out->bind_count] = view;
     }

@@ -319,7 +319,9 @@ class ImageStore:
 
     def _image(self, ref: str, digest: str, manifest: ImageManifest) -> Image:
         mounts = [
-            Mount(self.root / "empty" if mount.source == EMPTY else Path(mount.source), mount.target)
+            Mount(self.root / "empty", mount.target, empty=True)
+            if mount.source == EMPTY
+            else Mount(Path(mount.source), mount.target)
             for mount in manifest.mounts
         ]
         return Image(

@@ -57,9 +57,9 @@ class LoopUpper:
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """A directory or file of the machine shown read-only at `target`."""
+    """A directory or file of the machine shown read-only at `target`; without a source an empty directory."""
 
-    source: Path
+    source: Path | None
     target: str
 
 
@@ -123,7 +123,8 @@ class Plan:
         for layer in self.layers:
             _require(isinstance(layer, int) or layer.is_absolute(), "layers", f"an absolute path, not {layer}")
         for bind in self.binds:
-            _require(bind.source.is_absolute() and bind.target.startswith("/"), "mounts", "absolute paths")
+            _require(bind.source is None or bind.source.is_absolute(), "mounts", "absolute paths")
+            _require(bind.target.startswith("/"), "mounts", "absolute paths")
             _require(".." not in bind.target.split("/"), "mounts", f"a target without '..', not {bind.target}")
 
     @property
@@ -199,7 +200,7 @@ def encode_plan(plan: Plan, request: int) -> bytes:
         fields.append(_field(4, struct.pack("<QQ", plan.upper.size_bytes, plan.upper.inodes)))
     else:
         fields.append(_field(5, _text(str(plan.upper.image))))
-    fields += [_field(6, _text(str(bind.source)) + _text(bind.target)) for bind in plan.binds]
+    fields += [_field(6, _text(str(bind.source or "-")) + _text(bind.target)) for bind in plan.binds]
     limits = plan.limits
     numbers = (limits.memory_bytes, limits.cpu_quota_us, limits.cpu_period_us, limits.pids)
     fields.append(_field(8, struct.pack("<QQQQ", *numbers)))

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 _OPEN: Final = not_applicable("the network is open: it is the machine's, asked for by that word, and marked")
 _METADATA: Final = ("169.254.", "::ffff:169.254.", "fd00:ec2", "100.100.")
+_HARMLESS: Final = frozenset(
+    {"lo", "sit0", "tunl0", "ip6tnl0", "ip6gre0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0"}
+)
+"""Devices that kernels with tunnels built in make in every namespace: they are down and lead nowhere."""
 _NAME_SERVER: Final = "3500007F:0035"
 """127.0.0.53, port 53, as /proc/net writes it."""
 

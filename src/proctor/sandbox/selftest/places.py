@@ -54,7 +54,7 @@ def proc(facts: Facts, view: View) -> Verdict:
     wrong |= {f"write {key}": value for key, value in write.items() if value not in _CLOSED}
     return judge(
         wrong,
-        f"{len(read)} files masked or absent, {len(write)} not writable; one sandbox is one trust domain, so no hidepid",
+        f"{len(read)} files masked or absent, {len(write)} not writable; no hidepid: one trust domain",
     )
 
 
