@@ -58,7 +58,7 @@ def test_the_mode_is_the_penalised_maximum() -> None:
 @pytest.mark.slow
 def test_standard_deviations_are_found_again() -> None:
     rng = np.random.default_rng(5)
-    found = [fit_logit(drawn(rng, 4, 2, 30, 4, {"m": 1.0, "t": 1.5, "mt": 0.7})) for _ in range(4)]
+    found = [fit_logit(drawn(rng, 3, 2, 14, 6, {"m": 1.0, "t": 1.5, "mt": 0.7})) for _ in range(5)]
     assert np.mean([one.sd("task") for one in found]) == pytest.approx(1.5, rel=0.25)
     assert np.mean([one.sd("model", "task") for one in found]) == pytest.approx(0.7, rel=0.35)
     assert np.mean([one.sd("harness", "task") for one in found]) < 0.4
@@ -70,8 +70,8 @@ def test_standard_deviations_are_found_again() -> None:
 @pytest.mark.slow
 def test_an_interaction_is_told_from_none() -> None:
     rng = np.random.default_rng(6)
-    with_it = [fit_logit(drawn(rng, 4, 3, 12, 6, {"m": 0.5, "t": 1.0, "mh": 1.0})).interaction_p for _ in range(3)]
-    without = [fit_logit(drawn(rng, 4, 3, 12, 6, {"m": 0.5, "t": 1.0})).interaction_p for _ in range(8)]
+    with_it = [fit_logit(drawn(rng, 4, 3, 7, 8, {"m": 0.5, "t": 1.0, "mh": 1.0})).interaction_p for _ in range(3)]
+    without = [fit_logit(drawn(rng, 4, 3, 7, 8, {"m": 0.5, "t": 1.0})).interaction_p for _ in range(8)]
     assert all(p is not None and p < 0.01 for p in with_it)
     assert sum(p is not None and p < 0.05 for p in without) <= 2
 
@@ -87,9 +87,9 @@ def test_what_cannot_be_fitted_is_refused_with_the_reason() -> None:
         fit_logit(Table.of(many, [float(i % 2) for i in range(len(many))]))
 
 
-def test_interactions_of_very_many_tasks_are_left_to_the_residual() -> None:
-    table = drawn(np.random.default_rng(7), 3, 2, 250, 1, {"t": 1.0})
-    found = fit_logit(table)
+def test_interactions_of_very_many_tasks_are_left_to_the_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proctor.analysis.logit.MOST_EFFECTS", 40)
+    found = fit_logit(drawn(np.random.default_rng(7), 3, 2, 15, 2, {"t": 1.0}))
     assert {one.name for one in found.components} == {"model", "harness", "task", "model x harness"}
     assert any("too many tasks" in note for note in found.notes)
 

@@ -27,7 +27,7 @@ from proctor.analysis.paired import (
     score_interval,
     with_pseudo_pairs,
 )
-from proctor.analysis.pairing import STOPPED, Pairs, contender, pair
+from proctor.analysis.pairing import STOPPED, Pairs, by_task, contender, pair
 from proctor.analysis.permutation import DRAWS, sign_flip, smallest_p, units_needed
 from proctor.analysis.posterior import paired as paired_posterior
 from proctor.analysis.power import Spread, tasks_needed, z_total
@@ -99,7 +99,8 @@ def compare(
         raise ConfigError("a gate is between two", field="--gate", remedy="name the baseline and the new one")
     contenders = tuple(contender(label, trials) for label, trials in sides.items())
     to_compare = couples(list(sides), terms) if pairs is None else list(pairs)
-    analyses = [Analysis.of(one, other, sides, terms, len(to_compare)) for one, other in to_compare]
+    tables: dict[str, pl.DataFrame] = {}
+    analyses = [Analysis.of(one, other, sides, terms, len(to_compare), tables) for one, other in to_compare]
     adjusted = holm([analysis.primary.p for analysis in analyses])
     claims = tuple(analysis.claim(p) for analysis, p in zip(analyses, adjusted, strict=True))
     return Comparison(
@@ -149,9 +150,20 @@ class Analysis:
     e_value: float
 
     @classmethod
-    def of(cls, one: str, other: str, sides: Mapping[str, pl.DataFrame], terms: Terms, claims: int) -> Analysis:
-        """Pair, estimate and test."""
-        pairs = pair(sides[one], sides[other], score=terms.score, ignore=terms.ignore)
+    def of(
+        cls,
+        one: str,
+        other: str,
+        sides: Mapping[str, pl.DataFrame],
+        terms: Terms,
+        claims: int,
+        tables: dict[str, pl.DataFrame],
+    ) -> Analysis:
+        """Pair, estimate and test. `tables` keeps each side by task for its next couple."""
+        for label in (one, other):
+            if label not in tables:
+                tables[label] = by_task(sides[label], terms.score)
+        pairs = pair(sides[one], sides[other], ignore=terms.ignore, tables=(tables[one], tables[other]))
         stopped = any(bool((sides[label]["outcome"] == STOPPED).any()) for label in (one, other))
         e_value = evidence(_units(pairs))
         estimate = (

@@ -39,7 +39,7 @@ def explore(
         for name in sorted(groups[one].keys() & groups[other].keys()):
             both = {label: groups[label][name] for label in (one, other)}
             try:
-                analysis = Analysis.of(one, other, both, terms, 1)
+                analysis = Analysis.of(one, other, both, terms, 1, {})
             except RefusedError:  # no task of this group has scores on both sides
                 continue
             test = analysis.primary

@@ -181,13 +181,14 @@ class _Problem:
     def _near(self, sds: Floats) -> Floats:
         """MacKay's fixed point: the variance of an effect is its sum of squares by its degrees of freedom."""
         import numpy as np
-        from scipy.linalg import cho_solve
+        from scipy.linalg import solve_triangular
 
         ends = np.cumsum(self.sizes)
         sds = np.clip(sds, _NOTHING, LARGEST_SD)
         for _ in range(_FIXED_POINTS):
             found = self.fit(sds)
-            spread = np.diag(cho_solve((found.precision, True), np.eye(len(found.precision))))
+            inverse = solve_triangular(np.tril(found.precision), np.eye(len(found.precision)), lower=True)
+            spread = (inverse * inverse).sum(axis=0)
             after = []
             for size, end in zip(self.sizes, ends, strict=True):
                 part = slice(end - size, end)

@@ -129,10 +129,15 @@ def contender(label: str, trials: pl.DataFrame) -> Contender:
 
 
 def pair(
-    baseline: pl.DataFrame, other: pl.DataFrame, *, score: str = "score", ignore: frozenset[str] = frozenset()
+    baseline: pl.DataFrame,
+    other: pl.DataFrame,
+    *,
+    score: str = "score",
+    ignore: frozenset[str] = frozenset(),
+    tables: tuple[pl.DataFrame, pl.DataFrame] | None = None,
 ) -> Pairs:
     """Pair two sides by task. `score` is `score`, or `resolved` for pass or fail. `ignore` names columns of
-    MUST_AGREE that are meant to differ (an ablation's condition).
+    MUST_AGREE that are meant to differ (an ablation's condition). `tables` are both sides by task, if they are known.
 
     Raises RefusedError with everything that is not comparable, and when no task has scores on both sides.
     """
@@ -140,7 +145,7 @@ def pair(
     import numpy as np
 
     check_comparable(baseline, other, ignore)
-    one, two = (_by_task(trials, score) for trials in (baseline, other))
+    one, two = tables or (by_task(baseline, score), by_task(other, score))
     joined = _Joined.of(one.join(two, on="task", how="full", suffix="_other", coalesce=True, maintain_order="left"))
     both = (joined.one["graded"] > 0) & (joined.two["graded"] > 0)
     unpaired = joined.unpaired()
@@ -189,7 +194,7 @@ def check_comparable(baseline: pl.DataFrame, other: pl.DataFrame, ignore: frozen
                            remedy="a difference would not be the agents'; run both under the same terms")  # fmt: skip
 
 
-def _by_task(trials: pl.DataFrame, score: str) -> pl.DataFrame:
+def by_task(trials: pl.DataFrame, score: str) -> pl.DataFrame:
     """For each task: how many trials were planned, scored, stopped; the mean, and what else pairing needs."""
     import polars as pl
 
