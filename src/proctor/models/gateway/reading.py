@@ -132,14 +132,19 @@ class ChatReader(Reader):
             self._take(chunk)
         seen.begun = self._assembler.started
         if isinstance(counts := chunk.get("usage"), dict):
-            self.usage = usage_of(counts, None)
+            self._counts(counts)
             seen.only_usage = not chunk.get("choices")
 
     def _whole(self, value: Mapping[str, Any]) -> None:
         self._take(value)
         if isinstance(counts := value.get("usage"), dict):
-            self.usage = usage_of(counts, None)
+            self._counts(counts)
         whole_answer(value, is_well_formed=True)
+
+    def _counts(self, counts: Mapping[str, Any]) -> None:
+        self.usage = usage_of(counts, None)
+        details = counts.get("prompt_tokens_details")
+        self.cache_write_tokens = count_of(details.get("cache_write_tokens")) if isinstance(details, dict) else None
 
     def _closing(self) -> None:
         try:
@@ -189,6 +194,7 @@ class ResponsesReader(Reader):
         if not isinstance(counts, dict):
             return
         into, out = counts.get("input_tokens_details"), counts.get("output_tokens_details")
+        self.cache_write_tokens = count_of(into.get("cache_write_tokens")) if isinstance(into, dict) else None
         self.usage = Usage(
             prompt_tokens=count_of(counts.get("input_tokens")),
             cached_tokens=count_of(into.get("cached_tokens")) if isinstance(into, dict) else None,
