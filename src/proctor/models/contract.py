@@ -31,8 +31,7 @@ class ModelSpec:
     """From the request to the first event of the answer; None: only `timeout_s` counts."""
     max_retries: int = 5
     prices: Mapping[str, float] | None = None
-    """USD per million tokens: `prompt`, `cached`, `cache_write`, `completion`. None: the price is unknown, and so is the
-    cost."""
+    """USD per million tokens: `prompt`, `cached`, `cache_write`, `completion`. None: price and cost are unknown."""
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the request, sent as they are (`reasoning_effort`, …)."""
 
