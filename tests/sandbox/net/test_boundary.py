@@ -139,6 +139,29 @@ async def test_a_public_name_with_an_internal_address_is_refused(found: list[str
         assert (event.decision, event.reason) == ("refused", reason)
 
 
+@pytest.mark.parametrize(
+    ("host", "found", "reason"),
+    [
+        ("*.corp.test", "127.0.0.1", "address-loopback"),
+        ("*.corp.test", "169.254.169.254", "address-metadata"),
+        ("a.corp.test", "169.254.169.254", "address-metadata"),
+        ("a.corp.test", "::ffff:169.254.169.254", "address-metadata"),
+        ("a.corp.test", "169.254.7.7", "address-link-local"),
+        ("a.corp.test", "0.0.0.0", "address-this-network"),
+        ("a.corp.test", "127.0.0.1", "connect-refused"),
+    ],
+)
+async def test_internal_is_one_s_own_network_and_not_everything(host: str, found: str, reason: str) -> None:
+    async def resolve(_: str) -> list[str]:
+        await anyio.lowlevel.checkpoint()
+        return [found]
+
+    policy = NetworkPolicy("allow", (Rule(host, (1,), internal=True),))
+    async with inside(policy, resolve=resolve) as program:
+        await program.get("a.corp.test", "/", 1)
+        assert (await program.last()).reason == reason
+
+
 async def test_the_checked_address_is_the_dialled_one() -> None:
     """Rebinding: the name is asked for once, so a second answer cannot differ from the checked one."""
     asked: list[str] = []
@@ -371,6 +394,25 @@ async def test_an_application_answers_a_name_without_any_policy() -> None:
         request = await program.last("request")
         assert (request.service, request.path, request.status) == (True, "/v1", 200)
         assert await program.look_up("other.proctor") is None
+
+
+async def test_an_application_may_finish_when_its_caller_has_gone() -> None:
+    begun, finished = anyio.Event(), anyio.Event()
+
+    async def app(scope: object, receive: object, send: object) -> None:
+        begun.set()
+        while (await receive())["type"] != "http.disconnect":  # type: ignore[operator]
+            pass
+        await anyio.sleep(0.1)  # the record of the call, say
+        finished.set()
+
+    async with inside(NONE, services={"model.proctor": Service.asgi(app)}) as program:  # type: ignore[arg-type]
+        pipe = await program.dial("model.proctor")
+        await pipe.send(b"GET /v1 HTTP/1.1\r\nHost: model.proctor\r\n\r\n")
+        await begun.wait()
+        await pipe.aclose()
+        await program.last()
+        assert finished.is_set()
 
 
 async def test_a_handler_answers_over_tls() -> None:

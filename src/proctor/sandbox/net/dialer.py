@@ -31,6 +31,8 @@ _CONNECT_S = 10.0
 _ATTEMPTS = 4
 _THREADS = 128
 _LOCAL_FRESH_S = 5.0
+_OWN_NETWORK = frozenset({"private", "shared", "reserved"})
+_OWN_MACHINE = frozenset({"loopback", "this-machine"})
 
 
 class DialError(Exception):
@@ -58,9 +60,11 @@ class Dialer:
         target = next((place for rule in rules if (place := rule.dials(port)) is not None), None)
         host, to_port = target or (name, port)
         found = await self._addresses(host)
-        if not internal:
+        if target is None:
+            exempt = _exempt(name, rules)
             for address in found:
-                if (reason := addresses.refusal(address, self._of_this_machine())) is not None:
+                reason = addresses.refusal(address, self._of_this_machine())
+                if reason is not None and reason not in exempt:
                     raise DialError(f"address-{reason}", refused=True, address=str(address))
         pipe, dialled = await _connect(found[:_ATTEMPTS], to_port)
         return pipe, dialled, internal
@@ -95,6 +99,16 @@ class Dialer:
 def _look_up(host: str) -> list[str]:
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     return [cast("str", entry[4][0]) for entry in found]
+
+
+def _exempt(name: str, rules: tuple[Rule, ...]) -> frozenset[str]:
+    """The kinds of address that `internal` rules open for `name`. Metadata services and the like are for no name, only
+    for a `target`; this machine is only for a name that is written out, since who makes names below a suffix may not be
+    who wrote the rule."""
+    if not any(rule.internal for rule in rules):
+        return frozenset()
+    exactly = any(rule.internal and rule.host == name for rule in rules)
+    return _OWN_NETWORK | _OWN_MACHINE if exactly else _OWN_NETWORK
 
 
 async def _connect(found: list[Address], port: int) -> tuple[SocketPipe, str]:

@@ -30,6 +30,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 SCOPE_KEY = "proctor.visit"
+_GRACE_S = 2.0
+"""How long an application may take to end after its caller has gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +150,18 @@ async def _serve_asgi(app: Asgi, pipe: Pipe) -> None:
         await relay(pipe, bridge)
     finally:
         transport.abort()
-        for task in list(state.tasks):
-            task.cancel()
+        with anyio.CancelScope(shield=True):
+            await _end(state.tasks)
+
+
+async def _end(tasks: set[asyncio.Task[None]]) -> None:
+    """An application whose caller has gone hears of it, may finish what it has to, and is then made to."""
+    for how in ("let", "make"):
+        if left := set(tasks):
+            if how == "make":
+                for task in left:
+                    task.cancel()
+            await asyncio.wait(left, timeout=_GRACE_S)
 
 
 class _Recorded:
