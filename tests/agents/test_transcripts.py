@@ -101,6 +101,23 @@ def test_a_flood_is_cut_and_named(form: str) -> None:
     told = read_transcript(form, data.encode())
     assert len(told.steps) == MAX_STEPS
     assert told.losses == [f"3 steps after the first {MAX_STEPS}"]
-    deep = b"[" * 100_000
+
+
+@pytest.mark.parametrize("form", READABLE)
+@pytest.mark.parametrize("depth", [61, 600, 100_000])
+def test_what_is_nested_too_deeply_to_be_walked_is_not_taken(form: str, depth: int) -> None:
+    """Else a candidate could make the host run out of stack, and leave the denominator as an error of ours."""
+    deep = b'{"type":"user","message":{"content":' + b"[" * depth + b"]" * depth + b"}}"
+    for data in (deep, b'{"messages":[' + deep + b"]}", b"[" * depth):
+        with pytest.raises(TranscriptError):
+            read_transcript(form, data)
+
+
+def test_numbers_that_json_does_not_have_and_halves_of_characters() -> None:
+    content = '[{"type":"text","text":"\\ud800 half"},{"type":"tool_use","id":"1","name":"x","input":{"a":"\\udc00"}}]'
+    line = '{"type":"assistant","message":{"content":' + content + "}}"
+    told = read_transcript("claude", line.encode())
+    assert "half" in told.steps[0].message
+    assert len(told.steps[0].tool_calls) == 1
     with pytest.raises(TranscriptError):
-        read_transcript(form, deep)
+        read_transcript("claude", line.replace('"1"', "NaN").encode())

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from proctor.agents.contract import Step
-from proctor.agents.transcripts.told import Told, TranscriptError, claimed, items, mapping, moment, spoke, text
+from proctor.agents.transcripts.told import (
+    Told,
+    TranscriptError,
+    claimed,
+    items,
+    mapping,
+    moment,
+    parsed_json,
+    spoke,
+    text,
+)
 
 if TYPE_CHECKING:
     from proctor.agents.contract import ToolCall
@@ -14,10 +23,9 @@ if TYPE_CHECKING:
 
 def read(data: bytes) -> Told:
     """System and user messages, one step for each answer, results from the messages after it."""
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise TranscriptError(f"not JSON: {error}") from error
+    document = parsed_json(data)
+    if not isinstance(document, dict):
+        raise TranscriptError("the file is not one JSON object")
     told = Told()
     info = mapping(mapping(document).get("info"))
     messages = items(mapping(document).get("messages"))

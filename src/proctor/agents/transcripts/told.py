@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 from proctor.agents.contract import Step, ToolCall
 from proctor.agents.steps import timestamp
 from proctor.agents.text import clip
+from proctor.models.reply import strict_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 MAX_STEPS = 5000
 """How many steps of one transcript are taken."""
 _TEXT_CHARS = 200_000
 _SHOWN = 5
+_MAX_DEPTH = 60
+"""How deeply a transcript's JSON may be nested: deeper than any agent's, and far from what recursion can walk."""
 
 
 class TranscriptError(ValueError):
@@ -39,10 +42,7 @@ class Told:
         made = ToolCall(
             text(call_id) or f"call-{len(self._open) + 1}", text(name) or "unknown", {}, clip(raw, _TEXT_CHARS)
         )
-        try:
-            parsed = json.loads(raw)
-        except (ValueError, RecursionError):
-            parsed = None
+        parsed = parsed_json(raw)
         if isinstance(parsed, dict):
             made.arguments = parsed
         else:
@@ -88,14 +88,30 @@ def lines(data: bytes, told: Told) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():
             continue
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            value = None
+        value = parsed_json(line)
         if isinstance(value, dict):
             yield value
         else:
             told.lose(f"line {number} is not a JSON object")
+
+
+def parsed_json(data: bytes | str) -> Any:
+    """The JSON value; None for anything that is none, has numbers that JSON does not have, or is nested so deeply that
+    whoever walks through it would run out of stack."""
+    try:
+        value = strict_json(data if isinstance(data, str) else data.decode("utf-8", "replace"))
+    except ValueError:
+        return None
+    level = _containers([value])
+    for _ in range(_MAX_DEPTH):
+        if not level:
+            return value
+        level = _containers(part for item in level for part in (item.values() if isinstance(item, dict) else item))
+    return None
+
+
+def _containers(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if isinstance(value, (dict, list))]
 
 
 def mapping(value: Any) -> dict[str, Any]:
