@@ -244,6 +244,32 @@ async def test_the_end_of_the_program_is_the_end_of_the_trial(
         await play(text=SHELL_AGENT.replace('${state}/memory"\n', f'{tmp_path}/full"\n'))
 
 
+GATEWAY = """
+version = 1
+[upstreams.local]
+base_url = "http://127.0.0.1:9/v1"
+protocols = ["chat"]
+[models.small]
+upstream = "local"
+id = "small"
+"""
+
+
+def test_an_agent_that_does_not_speak_what_the_upstream_speaks_is_refused_before_anything_is_built(
+    tmp_path: Path,
+) -> None:
+    gateway = tmp_path / "gateway.toml"
+    gateway.write_text(GATEWAY)
+    for agent, code in {"codex": 5, "claude-code": 5}.items():
+        done = proctor(
+            "run", "examples/demo", "--agent", agent, "--gateway", str(gateway), "-o", str(tmp_path / "r"),
+            home=tmp_path / "home",
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert f"{agent} speaks" in done.stderr
+        assert not (tmp_path / "r").exists()
+
+
 def test_the_example_in_the_guide_is_a_recipe(tmp_path: Path) -> None:
     text = (ROOT / "docs/agents.md").read_text()
     blocks = [part.partition("```")[0] for part in text.split("```toml\n")[1:]]

@@ -267,7 +267,7 @@ def _read(path: Path, field: str) -> bytes:
             raise ConfigError(f"{path.name} is larger than {MAX_FILE_BYTES} bytes", field=field)
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", field=field) from error
+        raise ConfigError(f"{path.name} cannot be read: {error.strerror}", field=field) from error
 
 
 def _check_template(data: bytes, field: str) -> None:

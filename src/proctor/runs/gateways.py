@@ -7,12 +7,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proctor.common import ConfigError
+from proctor.common import ConfigError, RefusedError
 from proctor.models.contract import ModelSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from proctor.agents.contract import Harness
     from proctor.models.gateway import GatewayConfig
 
 
@@ -32,6 +33,19 @@ def gateway_models(config: GatewayConfig, names: Sequence[str]) -> list[ModelSpe
             raise ConfigError(f"there is no model {name!r} in the gateway's file", field="--model",
                               remedy=f"one of: {', '.join(config.models)}")  # fmt: skip
     return [_spec(config, name) for name in names or config.models]
+
+
+def check_protocols(config: GatewayConfig, harness: Harness, model: str) -> None:
+    """Refuse an agent that runs in the sandbox and speaks nothing that the model's upstream does: better said now than
+    after the images are built."""
+    wanted = getattr(harness, "protocols", ())
+    spoken = config.upstreams[config.models[model].upstream].protocols
+    if wanted and not set(wanted) & set(spoken):
+        raise RefusedError(
+            f"{harness.name} speaks {' or '.join(wanted)}, and the upstream of {model} speaks {', '.join(spoken)}",
+            field="--model",
+            remedy="choose a model whose upstream does",
+        )
 
 
 def _spec(config: GatewayConfig, name: str) -> ModelSpec:

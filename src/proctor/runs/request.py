@@ -15,7 +15,7 @@ from proctor.agents.contract import InstalledHarness
 from proctor.agents.registry import load_harness
 from proctor.common import ConfigError, RefusedError, digest_file, digest_json, digest_tree, new_id
 from proctor.runs.conditions import Asked, make_conditions
-from proctor.runs.gateways import gateway_again, gateway_models, load_gateway, locked
+from proctor.runs.gateways import check_protocols, gateway_again, gateway_models, load_gateway, locked
 from proctor.runs.lock import unlock_model
 from proctor.runs.network import NetworkGrant
 from proctor.runs.plan import LIMIT_NAMES, AgentSpec, RunPlan, check_unique, effective_limits
@@ -300,6 +300,8 @@ def load_agents(
             name = agent.label or harness.name
             if model is not None and (agent.label is None or len(specs) > 1):
                 name = f"{name}+{model.name}"
+            if model is not None and gateway is not None:
+                check_protocols(gateway, harness, model.name)
             injected = injected_by(harness)
             found.append(
                 AgentSpec(name, agent.ref, harness.name, harness.version, model, agent.options, digests, injected)
