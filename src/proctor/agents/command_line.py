@@ -211,7 +211,8 @@ class _Session:
             "probed": self._probed,
             "memory": remembered,
         }
-        self._context.recorder.step(_noted(f"{self._recipe.name} {self._recipe.agent_version} in the sandbox", facts))
+        what = f"{self._recipe.name} {self._recipe.agent_version} in the sandbox; memory: {remembered['from']}"
+        self._context.recorder.step(_noted(what, facts))
         self._context.recorder.step(said("user", self._context.instruction))
 
     async def _make_state(self) -> None:
