@@ -70,7 +70,9 @@ def test_a_crossing_is_planned_whole(
 def test_conditions_are_declared_too(declare: Callable[[str], Path], tmp_path: Path) -> None:
     (tmp_path / "more.toml").write_text('[[ablation]]\nname = "hint"\nkind = "knowledge"\ntext = "It is 42."\n')
     text = 'tasks = ["toys"]\nharnesses = ["null"]\nablate = ["more.toml", "budget=2"]\nperturb = ["noise"]\n'
-    request = read_declaration(declare(f'{text}tool_faults = ["0.1:fail"]\nfaults = ["net.json"]\n'))
+    more = 'tool_faults = ["0.1:fail"]\nfaults = ["net.json"]\nallow_network = "asked"\n'
+    request = read_declaration(declare(text + more))
+    assert request.allow_network == "asked"
     assert request.ablate == (str(tmp_path / "more.toml"), "budget=2")
     assert (request.perturb, request.tool_faults, request.faults) == (("noise",), ("0.1:fail",), ("net.json",))
     plan = plan_request(replace(request, faults=()))

@@ -39,7 +39,7 @@ def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--allow-internal",
                 multiple=True,
                 metavar="[tcp:]HOST[:PORT,…][=ADDRESS[:PORT]]",
-                help="The same for a service of your own network, whatever its address is.",
+                help="The same for a service at an address of your own network.",
             ),
             click.option(
                 "--secret",

@@ -47,6 +47,8 @@ class Declaration(_Table):
     perturb: list[str] = []
     tool_faults: list[str] = []
     faults: list[str] = []
+    allow_network: str | None = None
+    """`asked`, or the path of a policy document."""
     select: list[str] = []
     split: Literal["public", "held_out", "private"] | None = None
     stop_when: str | None = None
@@ -94,6 +96,7 @@ def read_declaration(path: Path) -> Request:
         perturb=tuple(declared.perturb),
         tool_faults=tuple(declared.tool_faults),
         faults=tuple(_path(one, folder) for one in declared.faults),
+        allow_network=_path(declared.allow_network, folder) if declared.allow_network is not None else None,
         stop_when=declared.stop_when,
         gateway=os.path.normpath(folder / declared.gateway) if declared.gateway is not None else None,
     )
