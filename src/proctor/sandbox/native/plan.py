@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 VERSION = 1
 MAX_LAYERS = 120
-STACK_MAX = MAX_LAYERS - 2
-"""Layers that a sandbox may have of its own: two name the name server of a carried one."""
+STACK_MAX = MAX_LAYERS - 3
+"""Layers that a sandbox may have of its own: of a carried one two name the name server and one its authorities."""
 MAX_BINDS = 64
 MESSAGE_MAX = 128 * 1024
 REPLY_MAX = 8192
