@@ -152,6 +152,11 @@ def test_a_divergence_is_bounded_and_knows_the_clock() -> None:
     clock = diverges(1, {"messages": ["took 1.5s"]}, {"messages": ["took 2.5s"]})
     assert clock is not None
     assert clock.level is Level.CLOCK
+    ids = [{"messages": [f"session 881bb877-83de-46d5-b904-{tail} in 1s"]} for tail in ("3e4ec94c28ae", "c4bd0322e259")]
+    drawn = diverges(1, *ids)
+    assert drawn is not None
+    assert (drawn.level, drawn.by_chance) == (Level.DIFFERENT, True)
+    assert not found.by_chance
 
 
 texts = st.text(max_size=20).map(lambda text: text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))

@@ -74,6 +74,7 @@ def test_every_part_of_an_observation_counts() -> None:
 
 CAUSES = [
     (Cause.RANDOMNESS, "<object at 0x7f12ab34cd56>", ["<object at 0x7f99ab34cd00>"], "cat a"),
+    (Cause.RANDOMNESS, "fco_01a22d2c-c33e-79b0-904f-b73158b0b206", ["fco_01a22d2c-d13f-77a3-8939-df55ba10dd02"], "x"),
     (Cause.RANDOMNESS, "/tmp/tmpabcdef12/x", ["/tmp/tmpzyxwvu98/x"], "mktemp"),
     (Cause.RANDOMNESS, "0.5", ["0.7", "0.2"], "python3 -c 'import random; print(round(random.random(), 1))'"),
     (Cause.RACE, "a\nb\nc", ["c\na\nb"], "make all"),

@@ -6,7 +6,8 @@ Building their images takes a package index and minutes: `pytest -m heavy tests/
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -21,10 +22,8 @@ from proctor.runs.preparation import prepare_all
 from proctor.runs.progress import LineProgress
 from proctor.runs.request import Request, plan_request
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-pytestmark = [pytest.mark.heavy, pytest.mark.sandbox, pytest.mark.data]
+pytestmark = [pytest.mark.heavy, pytest.mark.sandbox]
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TASKS = {"psf__requests-1142": "test_requests.py", "pallets__flask-5063": "tests/test_cli.py"}
 
 
@@ -61,6 +60,29 @@ async def solve(shared: Path, out: Path) -> None:
     assert {one.task: str(one.outcome) for one in execution.results.values()} == dict.fromkeys(TASKS, "resolved")
 
 
+def test_mini_swe_agent_is_replayed_without_a_difference(tmp_path: Path) -> None:
+    """The agent's packages are fetched the first time."""
+    submit = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+    plan = [call("bash", command="ls > proof.txt; date"), call("bash", command=submit)]
+    run = tmp_path / "run"
+
+    async def work() -> None:
+        async with ScriptedServer(plan) as server:
+            task = str(EXAMPLES / "demo" / "fix-median")
+            asked = plan_request(Request(sources=(task,), agents=("mini-swe-agent",), models=(f"m@{server.base_url}",)))
+            preparation = await prepare_all(asked, LineProgress(print))
+            await anyio.Path(run).mkdir()
+            write_lock(run, make_lock(asked, preparation.images, preparation.kit_digests))
+            async with opened(asked, preparation) as examiner:
+                await execute(asked, run, examiner, concurrency=1)
+
+    anyio.run(work)
+    done = CliRunner().invoke(cli, ["replay", str(run), "fix", "--model-calls", "--json"], catch_exceptions=False)
+    found = json.loads(done.stdout)
+    assert (done.exit_code, found["differences"], found["asked"]) == (0, 0, 2), found
+
+
+@pytest.mark.data
 def test_real_tasks_are_solved_and_replayed_without_a_difference(shared_data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     anyio.run(solve, shared_data, run)

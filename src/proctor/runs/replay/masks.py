@@ -24,7 +24,7 @@ _TIMES = (
     (rf"\b\d+m\d+(?:\.\d+)?s\b|\b\d+(?:\.\d+)? ?{_UNIT}\b", "<duration>"),
 )  # fmt: skip
 _CHANCE = (
-    (r"\b[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b", "<uuid>"),
+    (r"(?<![0-9a-fA-F])[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?![0-9a-fA-F])", "<uuid>"),
     (r"\b0x[0-9a-fA-F]+\b", "<address>"),
     (r"\b(?:tmp|temp|pytest-)[._-]?[A-Za-z0-9_-]{6,}", "<name>"),
     (r"(?<=/tmp/)[\w.-]+", "<name>"),

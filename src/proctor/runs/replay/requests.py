@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from proctor.runs.replay.compare import Level
-from proctor.runs.replay.masks import without_times
+from proctor.runs.replay.masks import without_chance, without_times
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,6 +27,8 @@ class Change:
     then: str
     now: str
     level: Level
+    by_chance: bool = False
+    """Equal once ids, addresses, hashes and temporary names are masked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,15 @@ class Divergence:
     call: int
     changes: tuple[Change, ...]
     more: int = 0
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether nothing but times and what is drawn at random differs, and something of the latter does."""
+        return (
+            self.level is Level.DIFFERENT
+            and not self.more
+            and all(one.by_chance or one.level is Level.CLOCK for one in self.changes)
+        )
 
     @property
     def level(self) -> Level:
@@ -76,7 +87,8 @@ def _change(path: str, then: Any, now: Any) -> Change:
     if isinstance(then, str) and isinstance(now, str):
         level = Level.CLOCK if without_times(then) == without_times(now) else Level.DIFFERENT
         at = next((i for i, (a, b) in enumerate(zip(then, now, strict=False)) if a != b), min(len(then), len(now)))
-        return Change(path, _excerpt(then, at), _excerpt(now, at), level)
+        by_chance = level is Level.DIFFERENT and without_chance(then) == without_chance(now)
+        return Change(path, _excerpt(then, at), _excerpt(now, at), level, by_chance)
     return Change(path, _shown(then), _shown(now), Level.DIFFERENT)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from proctor.runs.replay.compare import Level
+from proctor.runs.replay.compare import Cause, Level, judge
 from proctor.runs.text import safe
 
 if TYPE_CHECKING:
@@ -92,10 +92,16 @@ def calls_text(done: CallReplay, *, strict: bool) -> Iterator[tuple[str, str]]:
                 f"first difference: call {line.seq if line else '?'}: {_subject(line.subject if line else '')}",
             )
             yield from difference_text(difference)
+            if before is not None and after is not None and difference.part != "call":
+                found = judge(before, [after])
+                if found.cause is not Cause.UNKNOWN:
+                    yield "yellow", f"  likely cause: {found.cause}: {safe(found.evidence)}"
             break
     for path in [one for one in done.disk if one.level is Level.DIFFERENT][:_SHOWN]:
         yield "red", f"  final disk: {safe(path.path)}: {safe(path.what)}"
     same_end = done.before.outcome == done.after.outcome
+    if chance := sum(one.by_chance for one in done.divergences):
+        yield "dim", f"{chance} of the requests that differ do so by ids drawn at random alone"
     yield "" if same_end else "bold red", f"outcome: {done.before.outcome} then, {done.after.outcome} now"
     yield from _verdict(done.differences, done.clock, strict=strict)
 
@@ -114,7 +120,8 @@ def _divergences(divergences: Sequence[Divergence]) -> Iterator[tuple[str, str]]
         more = f", and in {one.more} places more" if one.more else ""
         yield "bold", f"request {one.call} differs in {len(new)} place{'s' * (len(new) != 1)}{more}:"
         for change in new[:_EXCERPT]:
-            yield "", f"  {safe(change.path)}" + (" (but for times)" if change.level is Level.CLOCK else "")
+            tag = " (but for times)" if change.level is Level.CLOCK else ""
+            yield "", f"  {safe(change.path)}" + (" (but for ids drawn at random)" if change.by_chance else tag)
             yield "red", f"  - {_one_line(change.then)}"
             yield "green", f"  + {_one_line(change.now)}"
     if repeated:
@@ -194,7 +201,9 @@ def calls_json(done: CallReplay) -> dict[str, Any]:
         "asked": done.asked,
         "extra": done.extra,
         "unasked": done.unasked,
-        "divergences": [{**asdict(one), "level": str(one.level)} for one in done.divergences],
+        "divergences": [
+            {**asdict(one), "level": str(one.level), "by_chance": one.by_chance} for one in done.divergences
+        ],
         "levels": [str(level) for _, _, level, _ in done.observed],
         "disk": [asdict(one) for one in done.disk],
     }
