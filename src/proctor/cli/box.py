@@ -46,6 +46,7 @@ def _spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
         (
             click.option("--runtime", type=click.Choice(["native", "runsc"]), default="native", show_default=True),
             click.option("--min-tier", type=click.Choice(_TIERS), help="Refuse to run with less isolation."),
+            click.option("--self-test", is_flag=True, help="Try its isolation first; no sandbox if that fails."),
             click.option("--image", default="host", show_default=True, help="Reference or digest of an image."),
             click.option("--memory", type=click.IntRange(8), default=1024, show_default=True, help="Memory, MB."),
             click.option("--cpus", type=click.FloatRange(0.01), default=1.0, show_default=True, help="Cores."),
@@ -282,6 +283,7 @@ def _spec(**options: Any) -> SandboxSpec:
         image=options["image"],
         runtime=options["runtime"],
         min_tier=None if options["min_tier"] is None else Tier(options["min_tier"]),
+        self_test=options["self_test"],
         resources=Resources(
             cpus=options["cpus"], memory_mb=options["memory"], pids=options["pids"], disk_mb=options["disk"]
         ),

@@ -479,6 +479,8 @@ class Box(NetworkedBox):
             await self._end_incarnation()
             raise LaunchError(f"{self.id}: the guest ended at once: {live.channel.lost.message}")
         self._carry(live)
+        if self.spec.self_test:
+            await self._test_isolation(live)
         if self.spec.workdir is not None:
             try:
                 await live.channel.mkdir(self.spec.workdir)
@@ -487,6 +489,16 @@ class Box(NetworkedBox):
                 if len(self._stack) <= len(self.image.layers):
                     raise
         self._last_use = anyio.current_time()
+
+    async def _test_isolation(self, live: Incarnation) -> None:
+        """Fails closed: what is not known to be isolated is not handed out."""
+        from proctor.sandbox.selftest.short import self_test
+
+        try:
+            self._history.self_test = await self_test(live.channel, self.spec, live.pid)
+        except BaseException:
+            await self._end_incarnation()
+            raise
 
     def leave(self) -> bool:
         """Leave a durable sandbox to the next Edge; False when it is ending or has ended."""

@@ -142,7 +142,8 @@ class SandboxSpec:
     `layers` are stacked above the image's own (toolkits, a frozen upper); `env` is merged over the image's.
     `network` is `none` (loopback only) or a `NetworkPolicy` (what it names is carried, everything else is refused; see
     `proctor.sandbox.net`). `open` shares the machine's network; it is meant for image builds, has to be asked for by
-    that word, and marks the receipt. Less isolation than `min_tier` is refused.
+    that word, and marks the receipt. Less isolation than `min_tier` is refused. With `self_test` the short form of the
+    isolation self-test runs in every incarnation before it is used; where an item is red there is no sandbox.
     """
 
     image: str | Image = "host"
@@ -151,6 +152,7 @@ class SandboxSpec:
     backend: Backend = "container"
     runtime: Runtime = "native"
     min_tier: Tier | None = None
+    self_test: bool = False
     resources: Resources = Resources()
     lifecycle: Lifecycle = Lifecycle()
     network: Literal["none", "open"] | NetworkPolicy = "none"
@@ -295,6 +297,8 @@ class Receipt:
     network_decisions: Mapping[str, Any] = field(default_factory=dict)
     """Of a carried network: the policy's digest and version, services, and totals of what was let through, refused and
     why. Empty without one."""
+    self_test: Mapping[str, Any] = field(default_factory=dict)
+    """Of a sandbox that asked for it: the version of the checklist, and how many checks were green or did not apply."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ class History:
     end_reason: EndReason | None = None
     end_detail: str = ""
     network: str = "none"
+    self_test: Mapping[str, Any] = field(default_factory=dict)
     decisions: Callable[[], Mapping[str, Any]] = dict
 
     def receipt(self, layers: tuple[Layer, ...], stats: Stats | None) -> Receipt:
@@ -103,4 +104,5 @@ class History:
             incarnation=self.incarnation,
             labels=dict(self.spec.labels),
             network_decisions=self.decisions(),
+            self_test=dict(self.self_test),
         )

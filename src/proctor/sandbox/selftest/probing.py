@@ -17,10 +17,11 @@ from proctor.sandbox.selftest.facts import Facts
 
 if TYPE_CHECKING:
     from proctor.sandbox.box import Box
+    from proctor.sandbox.contract import ExecResult, SandboxSpec
 
 BINARY: Final = Path(__file__).resolve().parent.parent / "_bin" / "proctor-probe"
 _KINDS: Final = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup", "time")
-_REPORT_S: Final = 20.0
+REPORT_S: Final = 20.0
 
 
 @cache
@@ -46,17 +47,20 @@ async def place(box: Box) -> str:
 
 async def report(box: Box, probe: str, user: str) -> Facts:
     """Run the probe as `user`. Raises InfraError when it does not report."""
-    result = await box.exec([probe, "facts"], cwd="/", user=user, timeout_s=_REPORT_S)
+    return read(await box.exec([probe, "facts"], cwd="/", user=user, timeout_s=REPORT_S))
+
+
+def read(result: ExecResult) -> Facts:
+    """The report of a probe that has run. Raises InfraError when there is none."""
     if not result.ok:
         what = result.reason or (f"signal {result.signal}" if result.signal else f"exit {result.exit_code}")
         detail = result.error_text.strip()[:200]
-        raise InfraError(f"the probe failed as {user}: {what} {detail}", field="self_test")
+        raise InfraError(f"the probe failed: {what} {detail}", field="self_test")
     return Facts.parse(result.stdout.data)
 
 
-def view(box: Box, *, as_root: bool = True) -> View:
-    """What the host knows of a sandbox."""
-    spec = box.spec
+def view(spec: SandboxSpec, pid: int | None, *, as_root: bool = True) -> View:
+    """What the host knows of a sandbox; `pid`: one of its processes on the machine."""
     network: Literal["none", "carried", "open"] = "none"
     if is_open(spec):
         network = "open"
@@ -67,7 +71,7 @@ def view(box: Box, *, as_root: bool = True) -> View:
         network=network,
         capabilities=DEFAULT_CAPABILITIES,
         namespaces=namespaces(),
-        host_ids=_host_ids(box.host_pid),
+        host_ids=_host_ids(pid),
         secrets=_secrets(),
         mounts=tuple(mount.target.rstrip("/") for mount in spec.mounts),
         cpus=spec.resources.cpus,

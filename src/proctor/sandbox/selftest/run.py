@@ -43,7 +43,10 @@ async def examine(runtime: Runtime = "native", *, image: str = "host") -> AsyncI
         async with await edge.create(spec()) as box:
             probe = await probing.place(box)
             for name, user in _USERS.items():
-                reports[name] = (await probing.report(box, probe, user), probing.view(box, as_root=name == "root"))
+                reports[name] = (
+                    await probing.report(box, probe, user),
+                    probing.view(box.spec, box.host_pid, as_root=name == "root"),
+                )
         for item in ITEMS:
             yield await _line(item, reports, hall)
 

@@ -42,12 +42,12 @@ const char *apart(long (*attempt)(const void *), const void *argument) {
     return outcome(errno == 0 ? 0 : -1);
 }
 
-static int tell_everything(void) {
+static int tell_everything(int foreign) {
     static char buffer[1 << 16];
     setvbuf(stdout, buffer, _IOFBF, sizeof buffer);
     say("probe", "1");
     tell_identity();
-    tell_calls();
+    tell_calls(foreign);
     tell_process_one();
     tell_files();
     tell_mounts();
@@ -57,10 +57,11 @@ static int tell_everything(void) {
 }
 
 int main(int argc, char **argv) {
-    if (argc == 2 && strcmp(argv[1], "facts") == 0) return tell_everything();
+    if (argc == 2 && strcmp(argv[1], "facts") == 0) return tell_everything(1);
+    if (argc == 2 && strcmp(argv[1], "brief") == 0) return tell_everything(0);
     if (argc == 2 && strcmp(argv[1], "ids") == 0) return printf("%d %d\n", (int)geteuid(), (int)getegid()) < 0;
     if (argc >= 3 && strcmp(argv[1], "burden") == 0) return burden(argc - 2, argv + 2);
     if (argc >= 3 && strcmp(argv[1], "talk") == 0) return talk(argc - 2, argv + 2);
-    fprintf(stderr, "usage: proctor-probe facts | ids | burden NAME … | talk NAME …\n");
+    fprintf(stderr, "usage: proctor-probe facts | brief | ids | burden NAME … | talk NAME …\n");
     return 64;
 }

@@ -15,7 +15,8 @@ const char *outcome(long result);
 const char *apart(long (*attempt)(const void *), const void *argument);
 
 void tell_identity(void);
-void tell_calls(void);
+/* Without `foreign` no 32-bit call is tried: it ends in a line of the kernel's log, which can take it 20 ms to write. */
+void tell_calls(int foreign);
 void tell_process_one(void);
 void tell_files(void);
 void tell_mounts(void);
