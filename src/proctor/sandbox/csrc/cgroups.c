@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "devices.h"
+#include "hardened.h"
 #include "sys.h"
 
 /* Buffers of internet sockets may take one part in so many of the memory limit, beside it (v1 only). */
@@ -146,7 +147,7 @@ int cgroups_enter(const struct slot_groups *groups, struct failure *failure) {
 }
 
 static int limit_v1(const struct cgroup_tree *tree, const char *slot, const struct plan *plan, struct failure *failure) {
-    if (tree->controllers & CONTROLS_MEMORY) {
+    if ((tree->controllers & CONTROLS_MEMORY) && hardened("memory-limit")) {
         if (write_number(tree->fd, slot, "memory.limit_in_bytes", plan->memory_bytes) < 0)
             return fail(failure, "limit-memory", errno);
         /* Exists only where swap is accounted; without swap accounting there is no swap to limit. */
@@ -156,22 +157,22 @@ static int limit_v1(const struct cgroup_tree *tree, const char *slot, const stru
         if (write_number(tree->fd, slot, "memory.kmem.tcp.limit_in_bytes", plan->memory_bytes / SOCKET_SHARE) < 0 && errno != ENOENT)
             return fail(failure, "limit-sockets", errno);
     }
-    if (tree->controllers & CONTROLS_CPU) {
+    if ((tree->controllers & CONTROLS_CPU) && hardened("cpu-limit")) {
         if (write_number(tree->fd, slot, "cpu.cfs_period_us", plan->cpu_period_us) < 0 ||
             (plan->cpu_quota_us != 0 && write_number(tree->fd, slot, "cpu.cfs_quota_us", plan->cpu_quota_us) < 0))
             return fail(failure, "limit-cpu", errno);
     }
-    if ((tree->controllers & CONTROLS_PIDS) && write_number(tree->fd, slot, "pids.max", plan->pids) < 0)
+    if ((tree->controllers & CONTROLS_PIDS) && hardened("pids-limit") && write_number(tree->fd, slot, "pids.max", plan->pids) < 0)
         return fail(failure, "limit-pids", errno);
     return 0;
 }
 
 static int limit_v2(const struct cgroup_tree *tree, const char *slot, const struct plan *plan, struct failure *failure) {
-    if (tree->controllers & CONTROLS_MEMORY) {
+    if ((tree->controllers & CONTROLS_MEMORY) && hardened("memory-limit")) {
         if (write_number(tree->fd, slot, "memory.max", plan->memory_bytes) < 0) return fail(failure, "limit-memory", errno);
         if (write_number(tree->fd, slot, "memory.swap.max", 0) < 0 && errno != ENOENT) return fail(failure, "limit-swap", errno);
     }
-    if (tree->controllers & CONTROLS_CPU) {
+    if ((tree->controllers & CONTROLS_CPU) && hardened("cpu-limit")) {
         char text[48];
         if (plan->cpu_quota_us == 0)
             snprintf(text, sizeof text, "max %llu", (unsigned long long)plan->cpu_period_us);
@@ -180,7 +181,7 @@ static int limit_v2(const struct cgroup_tree *tree, const char *slot, const stru
                      (unsigned long long)plan->cpu_period_us);
         if (write_at(tree->fd, slot, "cpu.max", text) < 0) return fail(failure, "limit-cpu", errno);
     }
-    if ((tree->controllers & CONTROLS_PIDS) && write_number(tree->fd, slot, "pids.max", plan->pids) < 0)
+    if ((tree->controllers & CONTROLS_PIDS) && hardened("pids-limit") && write_number(tree->fd, slot, "pids.max", plan->pids) < 0)
         return fail(failure, "limit-pids", errno);
     return 0;
 }

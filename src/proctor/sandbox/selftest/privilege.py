@@ -29,10 +29,8 @@ def ids(facts: Facts, view: View) -> Verdict:
     root = next((outside for inside, outside, _ in ranges[0] if inside == 0), None)
     if root is not None and root >= _FLOOR:
         return green(f"uid 0 inside is {root} outside; {sum(size for _, _, size in ranges[0])} ids are mapped")
-    if view.host_ids and min(view.host_ids) >= _FLOOR:
-        return green(f"on the machine its ids are {', '.join(map(str, sorted(set(view.host_ids))))}")
-    if view.host_ids and 0 not in view.host_ids:
-        return green(f"its ids on the machine are those of an ordinary user: {sorted(set(view.host_ids))}")
+    if view.runtime == "runsc" and view.host_ids and min(view.host_ids) >= _FLOOR:
+        return green(f"gVisor runs as {', '.join(map(str, sorted(set(view.host_ids))))} on the machine")
     return red(f"uid_map is {facts.one('uid_map')!r}: root inside is {root} outside")
 
 
