@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import struct
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proctor.runs.formats import ExecLine, StreamLine
+from proctor.runs.replay.actions import names_reached
 from proctor.runs.replay.compare import Cause, Level, compare, judge
 from proctor.runs.replay.masks import file_without_times, without_chance, without_times
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def line(stdout: str = "", *, command: str = "x", stderr: str = "", **changes: object) -> ExecLine:
@@ -98,6 +104,17 @@ def test_a_hash_seed_that_stills_the_output_is_evidence_of_chance() -> None:
     judgement = judge(line("{b, c, a}"), free, seeded=fixed)
     assert judgement.cause is Cause.RANDOMNESS
     assert "PYTHONHASHSEED" in judgement.evidence
+
+
+def test_what_the_host_saw_on_the_network_is_evidence(tmp_path: Path) -> None:
+    events = [{"v": 1, "kind": "lookup", "at": 1796028180.05, "name": "a.example"},
+              {"v": 1, "kind": "lookup", "at": 1796028999.0, "name": "later.example"}]  # fmt: skip
+    (tmp_path / "network.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    then = line("1", command="./fetch")
+    assert names_reached(tmp_path, then) == ["a.example"]
+    judgement = judge(then, [line("2", command="./fetch")], reached=["a.example"])
+    assert judgement.cause is Cause.NETWORK
+    assert "a.example" in judgement.evidence
 
 
 def test_a_limit_met_in_one_of_two_is_a_matter_of_time() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from proctor.runs.examiner import equipped_spec, wait_until_healthy
 from proctor.runs.formats import DiffItem
 from proctor.runs.network import enter_phase, policy_for
 from proctor.runs.plan import trial_limits
-from proctor.runs.record import REDACTED, exec_line
+from proctor.runs.record import REDACTED, exec_line, read_lines
 from proctor.runs.replay.compare import Cause, Difference, Judgement, Level, compare, judge
 from proctor.runs.replay.disk import DiskDifference, compare_disks
 from proctor.sandbox.contract import FileError
@@ -144,7 +145,7 @@ async def replay_actions(
         on_repeat("replaying further to tell the cause")
         plain += [await _repeat(recorded, lines, edge) for _ in range(max(0, _PROBES - repeat))]
         seeded = [await _repeat(recorded, lines, edge, SEEDED) for _ in range(_PROBES)]
-    found = list(_firsts(repeats, plain, seeded)) if different else []
+    found = _firsts(recorded, repeats, plain, seeded) if different else []
     return ActionReplay(
         trial_id=recorded.result.trial_id,
         image=recorded.image.digest,
@@ -272,7 +273,7 @@ async def _disk(recorded: Recorded, box: Sandbox) -> list[DiskDifference] | None
         )
 
 
-def _firsts(repeats: list[Repeat], plain: list[Repeat], seeded: list[Repeat]) -> list[First]:
+def _firsts(recorded: Recorded, repeats: list[Repeat], plain: list[Repeat], seeded: list[Repeat]) -> list[First]:
     """Every call that differs in some repeat, in order, each with its likely cause; then the paths."""
     found: list[First] = []
     for position, one in enumerate(repeats[0].observed):
@@ -281,7 +282,8 @@ def _firsts(repeats: list[Repeat], plain: list[Repeat], seeded: list[Repeat]) ->
             continue
         again = [line for r in plain if (line := r.observed[position].replayed) is not None]
         fixed = [line for r in seeded if (line := r.observed[position].replayed) is not None]
-        judgement = judge(one.recorded, again, seeded=fixed, first=not found)
+        reached = names_reached(recorded.directory, one.recorded)
+        judgement = judge(one.recorded, again, seeded=fixed, reached=reached, first=not found)
         found.append(First(f"call {one.recorded.seq}", one.recorded.subject, differing[0].difference, judgement))
     paths: dict[str, DiskDifference] = {}
     for repeat in repeats:
@@ -293,6 +295,17 @@ def _firsts(repeats: list[Repeat], plain: list[Repeat], seeded: list[Repeat]) ->
         for change in paths.values()
     ]
     return found
+
+
+def names_reached(directory: Path, line: ExecLine) -> list[str]:
+    """Which names the sandbox asked for while a recorded call ran, by the host's own record of its network."""
+    begin = datetime.fromisoformat(line.started_at).timestamp()
+    names: dict[str, None] = {}
+    for event in read_lines(directory / "network.jsonl"):
+        name, at = event.get("name"), event.get("at")
+        if isinstance(name, str) and isinstance(at, (int, float)) and begin <= at <= begin + line.duration_s:
+            names[name] = None
+    return list(names)
 
 
 def _judge_path(change: DiskDifference, plain: list[Repeat], *, first: bool) -> Judgement:

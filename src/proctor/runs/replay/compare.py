@@ -115,12 +115,14 @@ def judge(
     replayed: Sequence[ExecLine],
     *,
     seeded: Sequence[ExecLine] = (),
+    reached: Sequence[str] = (),
     first: bool = True,
 ) -> Judgement:
     """The likely cause of the difference between a recorded call and the same call in one or more replays.
 
-    `replayed` has one line for each replay; `seeded` those of replays with a fixed hash seed. `first`: nothing differed
-    before it; a later difference may be the consequence of an earlier one.
+    `replayed` has one line for each replay; `seeded` those of replays with a fixed hash seed. `reached`: names that the
+    sandbox was seen to ask for while the recorded call ran. `first`: nothing differed before it; a later difference may
+    be the consequence of an earlier one.
     """
     texts = [observed_text(line) for line in replayed]
     then, now = observed_text(recorded), texts[0]
@@ -130,7 +132,7 @@ def judge(
             now = observed_text(line)
             break
     return (
-        _by_network(recorded, then, now)
+        _by_network(recorded, then, now, reached)
         or _by_clock(recorded, replayed, then, now)
         or _by_seed(texts, seeded)
         or _by_order(recorded, then, now, texts)
@@ -139,10 +141,14 @@ def judge(
     )
 
 
-def _by_network(recorded: ExecLine, then: str, now: str) -> Judgement | None:
+def _by_network(recorded: ExecLine, then: str, now: str, reached: Sequence[str]) -> Judgement | None:
     for name, text in (("then", then), ("now", now)):
         if (found := _NETWORK_WORDS.search(text)) and not (_NETWORK_WORDS.search(then) and _NETWORK_WORDS.search(now)):
             return Judgement(Cause.NETWORK, f"the output {name} says {found.group()!r}, the other does not")
+    if reached and without_times(then) != without_times(now):
+        return Judgement(
+            Cause.NETWORK, f"while it ran, the host saw it ask for {', '.join(reached[:3])} (network.jsonl)"
+        )
     if (found := _NETWORK_COMMAND.search(recorded.subject[:_LOOKED_AT])) and without_times(then) != without_times(now):
         return Judgement(Cause.NETWORK, f"the command uses the network ({found.group().strip()})")
     return None
