@@ -6,13 +6,14 @@ import errno
 import os
 import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
 from proctor.common import InfraError
 from proctor.sandbox.contract import EndReason, ExecResult, Stats
 from proctor.sandbox.layers import usage
+from proctor.sandbox.native import pidfd
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,6 +85,10 @@ class Counters:
             return _Baseline(0, 0)
         return _Baseline(_value(self._oom, b"oom_kill "), _value(self._pids, b"max "))
 
+    def looked(self) -> _Baseline:
+        """The counters when a command last started or failed."""
+        return self._last
+
     def oom_since_last_look(self) -> bool:
         """Whether the kernel killed for memory since a command last started or failed: the only witness there is of why
         process 1 is gone."""
@@ -125,6 +130,8 @@ class SlotIncarnation:
     """Whether a refused process ends the guest. Native ones go on: there it is a command's own misfortune."""
     log: ErrorLog | None = None
     """What a program in the slot writes when it fails; a native guest has none."""
+    ended_before: bool = False
+    """Its guest was dead before anybody of ours killed it."""
 
     @property
     def slot(self) -> str:
@@ -160,6 +167,20 @@ class SlotIncarnation:
         """The last line of the program in the slot."""
         return self.log.last_line() if self.log is not None else ""
 
+    def evidence(self) -> dict[str, Any]:
+        """What the kernel says about the end: of the guest, and of the limits that a command had met since it was last
+        looked. To be asked when the guest is dead and the counters are not closed yet."""
+        counts, ended = self.counters.read(), pidfd.ending(self.launched.pidfd)
+        return {
+            "guest_gone_first": self.ended_before,
+            "guest_exit_code": ended.exit_code,
+            "guest_signal": ended.signal,
+            "oom_kills": counts.oom_kills,
+            "oom_kills_unexplained": counts.oom_kills - self.counters.looked().oom_kills,
+            "pids_refused": counts.pids_refused,
+            "disk_full": self.counters.disk_full(),
+        }
+
     def close_counters(self) -> None:
         """The last counters have been read."""
         self.counters.close()
@@ -189,6 +210,7 @@ class SlotIncarnation:
 
     async def kill(self) -> None:
         """Kill the guest and with it, by the rule of pid namespaces, every process. Returns when they are gone."""
+        self.ended_before = self.ended_before or self.channel.hung_up or pidfd.has_ended(self.launched.pidfd)
         self.channel.close()
         try:
             signal.pidfd_send_signal(self.launched.pidfd, signal.SIGKILL)

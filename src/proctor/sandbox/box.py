@@ -7,7 +7,7 @@ the next on the same handle. What a call needs is asked of the Edge, which owns 
 from __future__ import annotations
 
 import os
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -40,7 +40,7 @@ from proctor.sandbox.contract import (
 )
 from proctor.sandbox.journal import State, now
 from proctor.sandbox.native.plan import STACK_MAX
-from proctor.sandbox.receipts import History
+from proctor.sandbox.receipts import Evident, History
 
 if TYPE_CHECKING:
     import builtins
@@ -522,6 +522,9 @@ class Box(NetworkedBox):
                 self._retire(live)
 
     def _retire(self, live: Incarnation) -> None:
+        if isinstance(live, Evident):
+            with suppress(FileNotFoundError, ProcessLookupError):  # a launcher that died took its groups along
+                self._history.evidence = live.evidence()
         last = self._edge._retire(live)
         if last is not None:
             self._history.peaks.add(last)

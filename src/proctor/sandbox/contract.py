@@ -293,6 +293,10 @@ class Receipt:
     peaks: Mapping[str, Any]
     execs: int
     incarnation: int
+    end_evidence: Mapping[str, Any] = field(default_factory=dict)
+    """What the kernel says about the end: how process 1 ended, and whether before the Edge ended it, kills for
+    memory (and those that no command's result accounts for), processes refused, whether the disk was full. Empty
+    while it lives."""
     labels: Mapping[str, str] = field(default_factory=dict)
     network_decisions: Mapping[str, Any] = field(default_factory=dict)
     """Of a carried network: the policy's digest and version, services, and totals of what was let through, refused and

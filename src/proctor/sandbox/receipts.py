@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from proctor.sandbox.contract import EndReason, Image, Layer, Receipt, SandboxSpec, Stats, Tier
 
@@ -50,6 +50,15 @@ class Peaks:
         self.pids_refused += stats.pids_refused
 
 
+@runtime_checkable
+class Evident(Protocol):
+    """An incarnation that can say what the kernel knows about its end."""
+
+    def evidence(self) -> dict[str, Any]:
+        """Facts of the kernel, asked when its guest is dead and its counters are still there."""
+        ...
+
+
 @dataclass(slots=True)
 class History:
     """What a sandbox's receipt is made of, collected while it lives."""
@@ -69,6 +78,7 @@ class History:
     ended_at: str | None = None
     end_reason: EndReason | None = None
     end_detail: str = ""
+    evidence: dict[str, Any] = field(default_factory=dict)
     network: str = "none"
     self_test: Mapping[str, Any] = field(default_factory=dict)
     decisions: Callable[[], Mapping[str, Any]] = dict
@@ -99,6 +109,7 @@ class History:
             ended_at=self.ended_at,
             end_reason=self.end_reason,
             end_detail=self.end_detail,
+            end_evidence=dict(self.evidence) if self.end_reason is not None else {},
             peaks=self.peaks.with_current(stats),
             execs=self.execs,
             incarnation=self.incarnation,

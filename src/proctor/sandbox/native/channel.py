@@ -95,6 +95,8 @@ class GuestChannel(GuestFiles, Carrier):
         self.has_cgroup = False
         self.durable = False
         """The guest outlives this channel."""
+        self.hung_up = False
+        """The guest has closed its end: its process is gone, or going."""
         self.detached = False
         """We have left the guest to the next host."""
         self._revive = revive
@@ -194,6 +196,7 @@ class GuestChannel(GuestFiles, Carrier):
             self._lose(f"the guest's channel failed: {error.strerror}", cause=error)
             return
         if count == 0:
+            self.hung_up = True
             self._lose("the guest has ended")
             return
         self._reader.took(count)
