@@ -314,6 +314,11 @@ class Edge:
         except ProctorError as error:
             self.meters.failures[f"{type(error).__name__}:{error.field or '-'}"] += 1
             raise
+        except OSError as error:
+            self.meters.failures[f"OSError:{error.errno}"] += 1
+            raise InfraError(
+                f"the machine refused: {error.strerror}", field=error.filename, remedy="see proctor doctor"
+            ) from error
         finally:
             self.meters.creating -= 1
 
@@ -542,7 +547,11 @@ class Edge:
                 raise
             detail = error.message
         if box._live is incarnation and box.ended is None:
-            reason = incarnation.limit_that_ended_it() or EndReason.GUEST_LOST
+            lost = incarnation.channel.lost
+            # A limit explains a guest that is gone, not one that does not answer or lies.
+            limit = incarnation.limit_that_ended_it() if incarnation.channel.hung_up else None
+            reason = limit or EndReason.GUEST_LOST
+            detail = lost.message if lost is not None else detail
             self._spawn_end(box, reason, detail)
 
     async def _kill(self, incarnation: Incarnation, how: Callable[[], Awaitable[Ended]]) -> Ended:

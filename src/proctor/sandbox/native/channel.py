@@ -67,6 +67,7 @@ _FRAMES_AT_ONCE = 256
 # The guest's table holds 128: commands cannot crowd out file operations.
 COMMANDS_MAX = 112
 OPERATIONS_MAX = 16
+KEPT_MAX = 256
 
 
 class GuestChannel(GuestFiles, Carrier):
@@ -241,8 +242,12 @@ class GuestChannel(GuestFiles, Carrier):
     def _resume(self, received: Frame, revive: Callable[[GuestChannel, Exec, Resumption], None]) -> None:
         """A command of an earlier host, or what one has left behind."""
         if not received.payload:
-            self._kept.setdefault(received.stream, anyio.Event())
+            if len(self._kept) == KEPT_MAX or received.stream in self._kept:
+                raise GuestProtocolError("the guest named more than it can have kept")
+            self._kept[received.stream] = anyio.Event()
             return
+        if len(self._execs) == COMMANDS_MAX + OPERATIONS_MAX:
+            raise GuestProtocolError("the guest named more commands than it can have")
         facts = resume.parse(received.payload)
         state = Exec(received.stream, (), self._send, subs=facts.subs, resumption=facts)
         self._execs[received.stream] = state

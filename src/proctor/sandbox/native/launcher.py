@@ -14,7 +14,7 @@ import socket
 import subprocess
 import zlib
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +51,7 @@ _GUEST_UID_FLOOR = 0x1FF0_0000
 _MAX_FDS = 16
 _END_S = 5.0
 _KNOCK_AGAIN_S = 0.02
+_SPARE = 4
 
 _REMEDIES = {
     "layer-idmap": "the layers' file system cannot be id-mapped; keep images on ext4, xfs or btrfs",
@@ -60,6 +61,7 @@ _REMEDIES = {
     "slot-clone": "user namespaces or cgroup2 are not usable here; see proctor doctor",
     "id-ranges": "as many sandboxes as this Edge has id ranges are alive",
     "limit-memory": "the limit is below what an empty sandbox needs",
+    "receive": "this process has no file descriptors left; raise its limit (ulimit -n), or run fewer sandboxes",
     "attach-proc": "the image has something else than a directory at /proc",
     "attach-dev": "the image has something else than a directory at /dev",
     "attach-sys": "the image has something else than a directory at /sys",
@@ -178,6 +180,8 @@ class Launcher:
         self._sending = anyio.Lock(fast_acquire=True)
         self._unified_fd = -1
         self._lost: str | None = None
+        self._spare: list[int] = []
+        self._keep_spare()
 
     @classmethod
     async def start(cls, config: LauncherConfig, layout: CgroupLayout | None = None) -> Launcher:
@@ -286,11 +290,26 @@ class Launcher:
             raise
         if reply.errno:
             if reply.slot:
-                with anyio.CancelScope(shield=True):
+                with anyio.CancelScope(shield=True), self._spared():
                     await self.layout.slot(self.config.edge, reply.slot).destroy()
             message = f"{name}: {reply.step}: {os.strerror(reply.errno)}"
             raise StepError(message, step=reply.step, errno=reply.errno)
         return _launched(reply, pending.fds)
+
+    @contextmanager
+    def _spared(self) -> Iterator[None]:
+        """Cleaning up needs descriptors, too, also when there are none left: these were kept for it."""
+        _close_all(self._spare)
+        self._spare = []
+        try:
+            yield
+        finally:
+            self._keep_spare()
+
+    def _keep_spare(self) -> None:
+        with suppress(OSError):
+            while len(self._spare) < _SPARE:
+                self._spare.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     @property
     def lost(self) -> str | None:
@@ -318,6 +337,8 @@ class Launcher:
             self._close()
 
     def _close(self) -> None:
+        _close_all(self._spare)
+        self._spare = []
         if self._process is not None:
             self._process.close()
         if self._unified_fd >= 0:
@@ -403,9 +424,12 @@ class Launcher:
                 self._lose(f"it sent {error}")
                 return
             pending = self._pending.pop(reply.request, None) if reply else None
-            if reply is None or pending is None or (reply.errno == 0 and len(fds) != 3):
+            if reply is None or pending is None:
                 _close_all(fds)
                 continue
+            if reply.errno == 0 and len(fds) != 3:  # the kernel drops what this process has no room for
+                _close_all(fds)
+                fds, reply = [], replace(reply, errno=errno.EMFILE, step="receive")
             pending.reply, pending.fds = reply, fds
             pending.event.set()
 

@@ -35,6 +35,12 @@ Durability = Literal["tied", "durable", "adopting"]
 """Whether the launcher ends with its Edge; `adopting`: an earlier Edge has left one that lives."""
 
 
+_REMEDIES = {
+    errno.EMFILE: "this process has no file descriptors left; raise its limit (ulimit -n), or run fewer sandboxes",
+    errno.ENFILE: "this machine has no file descriptors left; see fs.file-max",
+}
+
+
 class NativeRuntime:
     """The launcher of one Edge, and what its sandboxes need of the machine."""
 
@@ -199,8 +205,13 @@ class NativeRuntime:
                 image_file.unlink(missing_ok=True)
         try:
             return self._incarnation(order, launched, driver)
-        except BaseException:
-            launched.close()  # which ends the guest
+        except BaseException as error:
+            launched.close()  # which ends a guest that is tied
+            if order.durable_until_ms is not None:
+                with anyio.CancelScope(shield=True):
+                    await self.destroy(launched.slot)
+            if isinstance(error, OSError):
+                raise LaunchError(f"{order.name}: {error.strerror}", remedy=_REMEDIES.get(error.errno or 0)) from error
             raise
 
     async def _ask_launcher(self, plan: Plan) -> Launched:
