@@ -194,7 +194,7 @@ class GuestChannel(GuestFiles, Carrier):
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._lose(f"the guest's channel failed: {error.strerror}", cause=error)
+            self._fail(error)
             return
         if count == 0:
             self.hung_up = True
@@ -317,9 +317,15 @@ class GuestChannel(GuestFiles, Carrier):
         if self._unsent_bytes > _UNSENT_MAX:
             self._fail_later("the guest does not read what it asked for")
 
+    def _fail(self, error: OSError) -> None:
+        """The kernel says that the other end is gone, with something unread."""
+        self.hung_up = True
+        self._lose(f"the guest's channel failed: {error.strerror}", cause=error)
+
     def _fail_later(self, message: str, cause: Exception | None = None) -> None:
         # Not at once: the caller is in the middle of changing the state that losing the guest takes apart.
         assert self._loop is not None
+        self.hung_up = self.hung_up or isinstance(cause, OSError)
         self._loop.call_soon(lambda: self._lose(message, cause=cause))
 
     def _writable(self) -> None:
@@ -334,7 +340,7 @@ class GuestChannel(GuestFiles, Carrier):
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._lose(f"the guest's channel failed: {error.strerror}", cause=error)
+            self._fail(error)
             return
         assert self._loop is not None
         self._loop.remove_writer(self._socket.fileno())
