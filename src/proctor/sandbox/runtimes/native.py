@@ -196,9 +196,9 @@ class NativeRuntime:
                     self._templates.make, image_file, resources.disk_mb, resources.disk_inodes
                 )
                 point("create:after-disk")
-            launched = await self._ask_launcher(
-                adapt(make_plan(order.name, order.spec, order.image, order.paths, image_file))
-            )
+            until = order.durable_until_ms
+            plan = make_plan(order.name, order.spec, order.image, order.paths, image_file, durable_until_ms=until)
+            launched = await self._ask_launcher(adapt(plan))
         finally:
             # Attached or not, the image needs no name any more.
             if image_file is not None:
