@@ -18,6 +18,7 @@ from proctor.sandbox import Edge, EndReason, Lifecycle, OutputLimit, SandboxLost
 from proctor.sandbox._faults import DURABLE_POINTS, POINTS
 from proctor.sandbox.journal import State
 from proctor.sandbox.journal_reader import fold, read
+from proctor.sandbox.native.launcher import _left_behind, reap_left_behind
 
 from .edges import gauges, loops, small, until
 
@@ -90,7 +91,7 @@ async def reaped(tmp_path: Path) -> AsyncIterator[None]:
     """Launchers that outlived an Edge of this very process are its children: other tests count those."""
     yield
     await until(lambda: not launchers(tmp_path))
-    subprocess._cleanup()  # type: ignore[attr-defined]
+    await until(lambda: reap_left_behind() or not _left_behind)
 
 
 async def the_count(edge: Edge) -> Box:

@@ -130,7 +130,7 @@ class _Process:
     def __init__(self, pid: int, child: subprocess.Popen[bytes] | None = None) -> None:
         self.pid = pid
         self._pidfd = os.pidfd_open(pid)
-        self._child = child
+        self.child = child
 
     def alive(self) -> bool:
         """Whether it still runs."""
@@ -145,8 +145,8 @@ class _Process:
         """Wait for its end, and reap it if it is ours to reap."""
         if self._pidfd >= 0:
             await anyio.wait_readable(self._pidfd)
-        if self._child is not None:
-            self._child.wait()
+        if self.child is not None:
+            self.child.wait()
         else:
             self._reap()
 
@@ -188,6 +188,7 @@ class Launcher:
         """Start the process and wait until it can launch. Raises LaunchError when the machine does not allow it."""
         if not config.binary.exists():
             raise LaunchError(f"{config.binary.name} is not built", remedy="run scripts/build-c")
+        reap_left_behind()
         layout = layout or CgroupLayout.detect()
         trees = layout.prepare(config.edge)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -259,6 +260,8 @@ class Launcher:
     def detach(self) -> None:
         """Let go of a launcher that outlives us. Launches that are still waiting get a LaunchError."""
         self._lose("detached")
+        if self._process is not None and self._process.child is not None:
+            _left_behind.append(self._process.child)
         self._socket.close()
         self._close()
 
@@ -509,6 +512,15 @@ def _launched(reply: LaunchReply, fds: list[int]) -> Launched:
     sock = socket.socket(fileno=channel)
     sock.setblocking(False)
     return Launched(reply.slot, reply.pid, pidfd, sock, upper, reply.uid_base, reply.timings_us, reply.facts)
+
+
+_left_behind: list[subprocess.Popen[bytes]] = []
+"""Children of this process that outlive their Edge; each is reaped once it has ended."""
+
+
+def reap_left_behind() -> None:
+    """Reap launchers that were left and have ended since."""
+    _left_behind[:] = [child for child in _left_behind if child.poll() is None]
 
 
 def _close_all(fds: list[int]) -> None:
