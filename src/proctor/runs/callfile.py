@@ -6,6 +6,7 @@ cut off.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from typing import TYPE_CHECKING, BinaryIO
@@ -30,14 +31,18 @@ class CallFile:
         self._path = path
         self._begun_path = path.with_name(path.name + ".begun")
         try:
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             lost = _unended(self._begun_path)
             _mend(path)
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             for line in lost:
                 _write(self._file, line)
             os.fsync(self._file)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             self._begun = os.open(self._begun_path, flags, 0o600)
+        except BlockingIOError as error:
+            raise ConfigError("another gateway writes to it", field=f"--record {path}",
+                              remedy="choose another file") from error  # fmt: skip
         except OSError as error:
             raise ConfigError(f"cannot be written: {error.strerror}", field=f"--record {path}",
                               remedy="choose another file") from error  # fmt: skip

@@ -133,6 +133,7 @@ class Served:
             f'api_key_file = "key"\n[models.m]\nupstream = "up"\nid = "m-1"\n'
         )
         command = [sys.executable, "-m", "proctor", "serve", "gateway", str(folder / "gateway.toml"), "--port", "0"]
+        self.command = command
         self.process = subprocess.Popen(
             [*command, "--record", str(self.record), "--json"],
             stdout=subprocess.PIPE,
@@ -169,6 +170,8 @@ async def test_a_gateway_killed_in_mid_stream_leaves_a_whole_record(tmp_path: Pa
     process, base_url = await anyio.to_thread.run_sync(upstream, tmp_path)
     try:
         served = await anyio.to_thread.run_sync(Served, tmp_path, base_url)
+        second = await anyio.run_process([*served.command, "--record", str(served.record)], check=False)
+        assert b"another gateway writes to it" in second.stderr
         client, chunks, received = await begin_a_stream(served)
         code, errors = await anyio.to_thread.run_sync(served.end, how)
         with pytest.raises(httpx.HTTPError):

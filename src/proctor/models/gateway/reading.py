@@ -17,6 +17,7 @@ from proctor.models.reply import (
     count_of,
     error_of,
     parse_json,
+    strict_json,
     usage_of,
     well_formed,
     whole_answer,
@@ -236,7 +237,9 @@ class MessagesReader(Reader):
             if field is not None and isinstance(piece := delta.get(field), str):
                 self._pieces.setdefault((_index(value), field), []).append(piece)
             elif isinstance(citation := delta.get("citation"), dict):
-                self._blocks.setdefault(_index(value), {}).setdefault("citations", []).append(citation)
+                block = self._blocks.setdefault(_index(value), {})
+                before = block.get("citations")
+                block["citations"] = [*(before if isinstance(before, list) else ()), citation]
         elif kind == "message_delta":
             if self._message is not None and isinstance(delta := value.get("delta"), dict):
                 self._message.update(delta)
@@ -276,11 +279,21 @@ class MessagesReader(Reader):
             return
         for (index, field), pieces in self._pieces.items():
             block = self._blocks.setdefault(index, {})
-            # Tool input comes as pieces of JSON text; it is kept as the text it is, malformed or not.
-            block[field] = (str(block.get(field) or "") if field != "partial_json" else "") + "".join(pieces)
+            if field == "partial_json":
+                block.update(_input("".join(pieces)))
+            else:
+                block[field] = str(block.get(field) or "") + "".join(pieces)
         self._message["content"] = [self._blocks[index] for index in sorted(self._blocks)]
         self._message["usage"] = self._counted
         self.response = well_formed(self._message)
+
+
+def _input(text: str) -> dict[str, Any]:
+    """The input of a tool that came in pieces of text; the text itself, where it is not JSON."""
+    try:
+        return {"input": strict_json(text) if text.strip() else {}}
+    except ValueError:
+        return {"partial_json": text}
 
 
 def _index(value: Mapping[str, Any]) -> int:

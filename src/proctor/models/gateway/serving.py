@@ -28,7 +28,7 @@ async def serving(app: Any, host: str = "127.0.0.1", port: int = 0) -> AsyncIter
             listener.listen(2048)
         except (OSError, OverflowError) as error:
             raise InfraError(
-                f"cannot listen on {host}:{port}: {error}", field="--port", remedy="choose another"
+                f"cannot listen on {host}:{port}: {error}", field="--host, --port", remedy="choose another"
             ) from error
         async with anyio.create_task_group() as group:
             await group.start(_serve, _server(app), listener)
