@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -83,10 +84,19 @@ async def _serve(
                 )
             else:
                 print(f"gateway: {url}", f"token:   {token or token_file}", sep="\n", flush=True)
+            _collect_rarely()
             async for _ in signals:
                 break
             print("stopping: calls in flight are put on record", file=sys.stderr)
             access.close()
+
+
+def _collect_rarely() -> None:
+    """Calls leave hardly any cycles behind, so looking for them a tenth as often costs nothing but saves a part of
+    every call."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
 
 
 def _write_secret(path: Path, text: str) -> None:
