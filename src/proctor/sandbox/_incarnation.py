@@ -155,7 +155,7 @@ class SlotIncarnation:
         """The kernel's counters, and the use of the upper."""
         group = self.group.stats(self.counters.read())
         disk_bytes, disk_inodes = usage(self.launched.upper_fd)
-        return _stats(group, disk_bytes, disk_inodes)
+        return stats_of(group, disk_bytes, disk_inodes)
 
     def limit_that_ended_it(self) -> EndReason | None:
         """The limit for which a guest is gone that nobody has killed, by the kernel's own count."""
@@ -231,7 +231,8 @@ class SlotIncarnation:
         return descriptors if self.log is None else (*descriptors, self.log.descriptor)
 
 
-def _stats(group: GroupStats, disk_bytes: int, disk_inodes: int) -> Stats:
+def stats_of(group: GroupStats, disk_bytes: int, disk_inodes: int) -> Stats:
+    """Counters of groups and the use of a disk, as the contract has them."""
     return Stats(
         memory_bytes=group.memory_bytes,
         memory_peak_bytes=group.memory_peak_bytes,

@@ -55,6 +55,12 @@ def write_layer(upper: int, target: Path, *, level: int = 3) -> None:
         raise
 
 
+def write_plain_layer(upper: int, target: Path) -> None:
+    """The same without compression and without care for what is at `target`."""
+    with tarfile.open(target, mode="w", format=tarfile.PAX_FORMAT, errorlevel=1) as tar:
+        _Writer(tar).write(upper)
+
+
 class _Writer:
     """Turns walk entries into tar members. Hard links are kept by (device, inode) within the layer."""
 

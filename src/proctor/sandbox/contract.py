@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from proctor.sandbox.net.policy import NetworkPolicy
 
 Backend = Literal["container"]
-Runtime = Literal["native", "runsc"]
+Runtime = Literal["native", "runsc", "docker"]
 DiskDriver = Literal["auto", "memory", "loop"]
 
 

@@ -100,6 +100,23 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
             extended_attributes=False,
             frozen_cost="constant",
         ),
+        Capabilities(
+            runtime="docker",
+            purpose="containers of a Docker Engine, where that is all there is",
+            tiers=(Tier.NAMESPACES,),
+            needs="root, Docker Engine 20.10 with overlay2 on this machine",
+            networks=("none", "allow"),
+            over_memory="command",
+            over_pids="command",
+            disk_limit="watched",
+            disk_inodes=False,
+            durable=False,
+            mounts=True,
+            host_image=True,
+            special_files=True,
+            extended_attributes=True,
+            frozen_cost="size of the changes",
+        ),
     )
 }
 

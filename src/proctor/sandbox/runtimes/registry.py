@@ -8,6 +8,7 @@ import anyio
 
 from proctor.common import ProctorError
 from proctor.sandbox.runtimes.capabilities import capabilities_of
+from proctor.sandbox.runtimes.docker.runtime import DockerRuntime
 from proctor.sandbox.runtimes.native import Durability, NativeRuntime
 from proctor.sandbox.runtimes.runsc import RunscRuntime
 
@@ -23,7 +24,11 @@ class Runtimes:
     def __init__(self, edge_id: str, home: Path, *, pool_size: int, durable: Durability = "tied") -> None:
         self._edge_id = edge_id
         self.native = NativeRuntime(edge_id, home, pool_size=pool_size, durable=durable)
-        self._drivers: dict[str, RuntimeDriver] = {"native": self.native, "runsc": RunscRuntime(self.native, home)}
+        self._drivers: dict[str, RuntimeDriver] = {
+            "native": self.native,
+            "runsc": RunscRuntime(self.native, home),
+            "docker": DockerRuntime(edge_id, home),
+        }
         self._started: dict[str, RuntimeDriver] = {}
         self._starting = anyio.Lock()
 
