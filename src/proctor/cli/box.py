@@ -44,7 +44,9 @@ def _spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say what a sandbox shall be."""
     for option in reversed(
         (
-            click.option("--runtime", type=click.Choice(["native", "runsc"]), default="native", show_default=True),
+            click.option(
+                "--runtime", type=click.Choice(["native", "runsc", "docker"]), default="native", show_default=True
+            ),
             click.option("--min-tier", type=click.Choice(_TIERS), help="Refuse to run with less isolation."),
             click.option("--self-test", is_flag=True, help="Try its isolation first; no sandbox if that fails."),
             click.option("--image", default="host", show_default=True, help="Reference or digest of an image."),

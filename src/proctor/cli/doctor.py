@@ -70,7 +70,7 @@ class Diagnosis:
     notes: tuple[str, ...] = field(default=())
 
 
-RUNTIMES: tuple[Runtime, ...] = ("native", "runsc")
+RUNTIMES: tuple[Runtime, ...] = ("native", "runsc", "docker")
 
 # Tier: (purpose, checks it needs).
 _TIERS: dict[str, tuple[str, tuple[str, ...]]] = {

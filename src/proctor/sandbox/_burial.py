@@ -51,17 +51,18 @@ class Burial:
         self._launches = 0
         self._hurry = anyio.Event()
         self._ending = False
-        self._burying = False
+        self._unburied = 0
         self._done = anyio.Event()
 
     @property
     def busy(self) -> bool:
         """Whether something is waiting to be buried, or is being buried."""
-        return self._burying or bool(self._waste.statistics().current_buffer_used)
+        return self._unburied > 0
 
     def put(self, waste: Waste) -> None:
         """Bury this soon."""
         self._waste_in.send_nowait(waste)
+        self._unburied += 1
 
     def discard(self, descriptors: Iterable[int]) -> None:
         """Close descriptors: the last one of a file system frees all of it, which may take long."""
@@ -93,13 +94,12 @@ class Burial:
         """Bury until `finish`."""
         with self._waste:
             async for first in self._waste:
-                self._burying = True
                 await self._wait_lull()
                 batch = [first]
                 while self._waste.statistics().current_buffer_used:
                     batch.append(self._waste.receive_nowait())
                 await self._bury(batch)
-                self._burying = False
+                self._unburied = 0
         self._done.set()
 
     async def _wait_lull(self) -> None:

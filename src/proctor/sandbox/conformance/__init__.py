@@ -9,6 +9,6 @@ raises `Failure` when they do not behave as the contract says; what a runtime de
 
 from __future__ import annotations
 
-from proctor.sandbox.conformance.checks import Check, Failure, Outcome, Subject, all_checks, run_checks
+from proctor.sandbox.conformance.checks import Check, Failure, Outcome, Subject, all_checks, run_all, run_checks
 
-__all__ = ["Check", "Failure", "Outcome", "Subject", "all_checks", "run_checks"]
+__all__ = ["Check", "Failure", "Outcome", "Subject", "all_checks", "run_all", "run_checks"]

@@ -50,7 +50,7 @@ async def kill_depth(subject: Subject) -> None:
         sleep 1000
     """
     async with subject.box() as box:
-        result = await box.exec(tree, timeout_s=2.0)
+        result = await box.exec(tree, timeout_s=1.0)
         expect(result.timed_out and result.text == "planted\n", "it times out", result)
         expect(await _sleepers(box) == 0, "nobody is left", await _sleepers(box))
 
@@ -65,7 +65,7 @@ async def no_escape_by_limits(subject: Subject) -> None:
         sleep 1000
     """
     async with subject.box() as box:
-        result = await box.exec(["bash", "-c", flee], timeout_s=2.0)
+        result = await box.exec(["bash", "-c", flee], timeout_s=1.0)
         expect(result.timed_out, "it times out", result)
         expect(await _sleepers(box) == 0, "nobody is left", await _sleepers(box))
 
@@ -93,7 +93,7 @@ async def fork_storm(subject: Subject) -> None:
     """A command that forks as fast as it can is killed to the last process, or the sandbox with it, as declared."""
     async with subject.box(resources={"memory_mb": 512}) as box:
         try:
-            result = await box.exec(["python3", "-c", _STORM], timeout_s=2.0)
+            result = await box.exec(["python3", "-c", _STORM], timeout_s=1.0)
         except SandboxLost as lost:
             expect(subject.can.over_pids == "sandbox", "a storm ends only its command", lost)
             expect(lost.reason in (EndReason.PIDS, EndReason.OOM), "the reason is a limit", lost)

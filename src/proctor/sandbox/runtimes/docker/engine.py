@@ -47,7 +47,7 @@ class Engine:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        transport = httpx.AsyncHTTPTransport(uds=path, retries=0)
+        transport = httpx.AsyncHTTPTransport(uds=path, retries=0, limits=httpx.Limits(max_keepalive_connections=1))
         self._client = httpx.AsyncClient(transport=transport, base_url=f"http://engine{API}", timeout=_TIMEOUT_S)
 
     async def aclose(self) -> None:
