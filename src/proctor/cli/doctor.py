@@ -79,7 +79,7 @@ _TIERS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("linux", "root", "kernel", "namespaces", "overlay", "cgroups", "seccomp", "binary", "sandbox"),
     ),
     "container/runsc": ("sandboxes with gVisor", ("sandbox", "runsc", "sandbox in gVisor")),
-    "container/docker": ("sandboxes where Docker or Podman is all there is", ("docker or podman",)),
+    "container/docker": ("sandboxes where Docker is all there is", ("root", "docker engine", "sandbox in Docker")),
     "microvm": ("sandboxes with a kernel of their own", ("kvm", "firecracker or qemu")),
     "disk/loop": ("private disks larger than the memory limit", ("loop", "mkfs.ext4")),
     "image/host": ("the machine's own /usr, no download", ("merged usr",)),
@@ -87,7 +87,7 @@ _TIERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "image/dockerfile": ("environment/Dockerfile", ("root", "buildah")),
     "image/registry": ("docker://… references", ("root", "skopeo")),
 }
-_LATER = ("container/docker", "microvm")
+_LATER = ("microvm",)
 # Program: the package that has it on Debian and Ubuntu (None: not packaged there).
 _PROGRAMS: dict[str, str | None] = {
     "mmdebstrap": "mmdebstrap",
@@ -262,10 +262,11 @@ def diagnose(*, live: bool = True) -> Diagnosis:
         *(check_program(name, package) for name, package in _PROGRAMS.items()),
     ]
     checks = {check.name: check for check in found}
-    checks["docker or podman"] = _either("docker or podman", checks, "docker", "podman")
+    checks["docker engine"] = _engine()
     checks["firecracker or qemu"] = _either("firecracker or qemu", checks, "firecracker", "qemu-system-x86_64")
     checks["sandbox"] = _native(checks, live=live)
-    checks["sandbox in gVisor"] = _gvisor(checks, live=live)
+    checks["sandbox in gVisor"] = _other(checks, "runsc", "sandbox in gVisor", ("sandbox", "runsc"), live=live)
+    checks["sandbox in Docker"] = _other(checks, "docker", "sandbox in Docker", ("docker engine",), live=live)
     notes = (f"this version of Proctor does not run {' nor '.join(_LATER)} yet",)
     machine = {"system": _system_name(), "kernel": platform.release(), "architecture": platform.machine()}
     return Diagnosis(1, machine, tuple(checks.values()), tuple(_tier(name, checks) for name in _TIERS), notes)
@@ -277,11 +278,18 @@ def _native(checks: dict[str, Check], *, live: bool) -> Check:
     return check_sandbox() if live else Check("sandbox", "ok", "not tried (--no-probe)")
 
 
-def _gvisor(checks: dict[str, Check], *, live: bool) -> Check:
-    name = "sandbox in gVisor"
-    if not (checks["sandbox"].ok and checks["runsc"].ok):
+def _other(checks: dict[str, Check], runtime: Runtime, name: str, needs: tuple[str, ...], *, live: bool) -> Check:
+    if not all(checks[one].ok for one in needs):
         return Check(name, "missing", "not tried")
-    return check_sandbox("runsc", name) if live else Check(name, "ok", "not tried (--no-probe)")
+    return check_sandbox(runtime, name) if live else Check(name, "ok", "not tried (--no-probe)")
+
+
+def _engine() -> Check:
+    """The Docker Engine's socket. Podman's is another one, and is not tried."""
+    host = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    if host.startswith("unix://") and Path(host.removeprefix("unix://")).is_socket():
+        return Check("docker engine", "ok", host)
+    return Check("docker engine", "missing", f"nothing at {host}", "start a Docker Engine, or set DOCKER_HOST")
 
 
 def _tier(name: str, checks: dict[str, Check]) -> Tier:

@@ -99,7 +99,7 @@ class Burial:
                 while self._waste.statistics().current_buffer_used:
                     batch.append(self._waste.receive_nowait())
                 await self._bury(batch)
-                self._unburied = 0
+                self._unburied -= len(batch)
         self._done.set()
 
     async def _wait_lull(self) -> None:
