@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import errno
 import platform
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from proctor.common import RefusedError
 from proctor.sandbox.native.seccomp import Instruction, allow, argument, assemble, encode, jump_equal, refuse
 from proctor.sandbox.native.syscall_numbers import Arch, numbers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 RLIMIT_CORE: Final = 4
 RLIMIT_LOCKS: Final = 10
@@ -91,6 +88,3 @@ def _no_owner(position: int, commands: tuple[int, ...]) -> Code:
     for command in commands:
         code += [jump_equal(command, 0, 1), refuse(errno.EPERM)]
     return [*code, allow()]
-
-
-FILTERS: Final[dict[str, Callable[[], bytes]]] = {"runsc": gvisor_program, "docker": docker_program}
