@@ -60,6 +60,12 @@ def test_allowed_hosts_are_reached_and_everything_is_logged(site: str, tmp_path:
     assert [event["path"] for event in events if event["kind"] == "request"] == ["/page"]
 
 
+def test_what_was_refused_is_said_to_the_person() -> None:
+    done = proctor("run", *SMALL, "--allow", "one.test", "--", "sh", "-c", "getent hosts two.test; true")
+    assert done.returncode == 0
+    assert done.stderr == b"proctor: the network refused two.test (unlisted)\n"
+
+
 def test_other_protocols_are_carried_when_asked_for(site: str) -> None:
     talk = (
         "import socket; s = socket.create_connection(('one.test', 7))\n"

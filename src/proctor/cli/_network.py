@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from proctor.sandbox.net import FaultProfile, NetworkEvent, NetworkPolicy, Rule, Secret
 
+_SHOWN = 3
 _BOTH_WAYS = "one line of JSON for each look-up, connection and request"
 
 
@@ -111,6 +112,17 @@ def extras(
     if network_log is not None:
         given["on_network"] = _Log(network_log)
     return given
+
+
+def what_was_refused(events: Iterable[NetworkEvent]) -> str:
+    """A few words on what a command was refused, for a person who wonders why it failed."""
+    found: dict[str, None] = {}
+    for event in events:
+        if event.decision == "refused" and event.kind in ("lookup", "connection", "request"):
+            place = event.name + (f":{event.port}" if event.port is not None else "")
+            found[f"{place} ({event.reason})"] = None
+    shown = ", ".join(list(found)[:_SHOWN])
+    return shown + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
 
 
 class _Log:

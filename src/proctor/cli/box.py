@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from proctor.cli import _boxlive, _boxnet
-from proctor.cli._network import extras, network_options, policy_of
+from proctor.cli._network import extras, network_options, policy_of, what_was_refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,10 +121,13 @@ async def _run_here(
                 command, stdin=stdin, timeout_s=timeout_s, on_output=None if as_json else write_through
             )
             receipt = await made.close()
+            refused = what_was_refused(made.network_events)
     if scope.cancelled_caught:
         return 128 + signal.SIGTERM
     if as_json:
         click.echo(json.dumps({"result": result_as_json(result), "receipt": asdict(receipt)}, indent=2, default=str))
+    elif refused:
+        click.echo(f"proctor: the network refused {refused}", err=True)
     return exit_code(result)
 
 

@@ -218,6 +218,20 @@ async def test_tls_for_another_name_or_none_is_refused(name: str | None, reason:
         assert (event.decision, event.reason, event.sni) == ("refused", reason, name)
 
 
+async def test_a_refused_address_is_said_in_words_of_tls() -> None:
+    async def resolve(_: str) -> list[str]:
+        await anyio.lowlevel.checkpoint()
+        return ["10.0.0.1"]
+
+    async with inside(NetworkPolicy("allow", (Rule("one.test"),)), resolve=resolve) as program:
+        plain = await program.dial("one.test", 443)
+        with pytest.raises((ssl.SSLError, OSError)) as caught:
+            await TlsPipe.wrap(plain, ssl.create_default_context(), server_side=False, hostname="one.test")
+        await plain.aclose()
+        assert "ACCESS_DENIED" in str(caught.value)
+        assert (await program.last()).reason == "address-private"
+
+
 async def https(program: Inside, request: bytes, name: str = "one.test") -> bytes:
     plain = await program.dial(name, 443)
     pipe = await TlsPipe.wrap(plain, trusting(program.boundary.authority), server_side=False, hostname=name)

@@ -241,11 +241,16 @@ class Connection:
             if names.normal(hello.server_name) != self.name:
                 raise HelloError("tls-other-name")
         except (HelloError, TimeoutError) as error:
-            with suppress(OSError), anyio.move_on_after(1):
-                await self._client.send(clienthello.ACCESS_DENIED)
-                await self._client.send_eof()
+            await self._deny_tls()
             raise _End(str(error) or "tls-too-slow") from error
         return data
+
+    async def _deny_tls(self) -> None:
+        """Say in TLS's own words that it was refused, so that a program can tell that from a broken network."""
+        with suppress(OSError), anyio.move_on_after(1):
+            await self._client.send(clienthello.ACCESS_DENIED)
+            await self._client.send_eof()
+            await self._client.receive()  # until it has read that, or gives up: a reset could overtake it
 
     async def _serve_tls(self, first: bytes) -> tuple[Decision, str]:
         self._protocol = "tls"
@@ -297,6 +302,8 @@ class Connection:
         try:
             upstream = await self._connect()
         except DialError as error:
+            if self._protocol == "tls" and error.refused:
+                await self._deny_tls()
             raise _End(str(error), refused=error.refused) from error
         if data:
             await upstream.send(data)
