@@ -182,3 +182,7 @@ def test_real_tasks_are_resolved_by_recorded_answers(agent: str, tmp_path: Path,
         steps = [step for step in read(trial, "trajectory.json")["steps"] if step["source"] == "agent"]
         assert len(steps) == 4
         assert "1 file changed" in json.dumps(steps[2]["observation"]["results"][0]["content"])
+        # The same trial again, from its record alone: no model, and no difference.
+        again = proctor("replay", str(record), trial.name, "--model-calls", home=tmp_path / "home")
+        assert again.returncode == 0, again.stdout
+        assert "0 differences" in again.stdout

@@ -310,6 +310,11 @@ for message in [m for m in messages if m["role"] == "assistant"]:
     blocks = [{"type": "text", "text": message.get("content") or ""}]
     print(json.dumps({"type": "assistant", "message": {"id": "x", "content": blocks}}))
     print(json.dumps({"type": "user", "message": {"content": []}}))
+print("my key is " + os.environ["KEY"], file=sys.stderr)
+if "as-user" in messages[0]["content"]:
+    for turn in range(2):  # it makes more of itself than there was
+        print(json.dumps({"type": "assistant", "message": {"content": "I thought hard."}}))
+        print(json.dumps({"type": "user", "message": {"content": []}}))
 print(json.dumps({"type": "result", "result": f"{os.getuid()} {blocked} {pathlib.Path(os.environ['STATE']).exists()}"}))
 """
 CALLING_AGENT = """
@@ -371,6 +376,12 @@ async def test_an_agent_in_the_sandbox_has_its_model_and_nothing_else(tmp_path: 
     assert {name: one["usage"]["model_calls"] for name, one in told.items() if name != "too-long"} == {
         "as-root": 2, "as-user": 2,
     }  # fmt: skip
+    # What an agent tells of itself is held against what passed the gateway.
+    notes = {name: json.loads((path / "findings.json").read_text())["findings"] for name, path in results.items()}
+    assert [note["kind"] for note in notes["as-root"]] == []
+    assert [(note["kind"], note["severity"], note["detail"]) for note in notes["as-user"]] == [
+        ("account-differs", "note", "its transcript has 4 answers of the model, and 2 passed the gateway")
+    ]
     # No call beyond the limit reached the upstream, and no token is left in the record.
     assert asked == 2 + 2 + 3
     for path in record.rglob("*"):

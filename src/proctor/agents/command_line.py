@@ -20,7 +20,6 @@ from pydantic import BaseModel, ConfigDict
 
 from proctor.agents.contract import AgentResult, HarnessContext, Step, StopReason, ToolCall
 from proctor.agents.keepsakes import keep_logs, newest, read_up_to
-from proctor.agents.limits import LimitReached
 from proctor.agents.recipe import PLACEHOLDERS, AgentRecipe, LoadedRecipe, check_values, fill
 from proctor.agents.steps import acted, parse_options, said
 from proctor.agents.tools import describe
@@ -283,22 +282,35 @@ class _Session:
         """Logs into the record, the transcript into the trajectory. Returns what the agent said last."""
         recorder = self._context.recorder
         if result is not None:
-            recorder.keep("stdout.txt", result.stdout.data)
-            recorder.keep("stderr.txt", result.stderr.data)
+            recorder.keep("stdout.txt", self._without_token(result.stdout.data))
+            recorder.keep("stderr.txt", self._without_token(result.stderr.data))
         for log in self._recipe.logs:
-            await keep_logs(self._box, self._fill(log.path), log.name, recorder)
+            await keep_logs(self._box, self._fill(log.path), log.name, recorder, self._without_token)
         steps, final, lost = await self._transcript(result)
-        if not steps:
-            call = ToolCall("command-1", "run", {"argv": argv}, json.dumps({"argv": argv}))
-            if result is None:
-                call.error = "cut before it ended"
-            else:
-                call.result, call.duration_s = describe(result, _SHOWN_CHARS), result.duration_s
-            steps = [acted(shlex.join(argv[:1]), [call])]
         if lost:
             recorder.log(f"transcript: {lost}")
-        self._record(steps)
+        for step in steps:
+            step.extra["told_by"] = "agent"
+            recorder.step(step)
+        if not steps:
+            recorder.step(self._seen(argv, result))
         return final
+
+    def _seen(self, argv: list[str], result: ExecResult | None) -> Step:
+        """The command itself as a step, where the agent tells nothing of its own."""
+        shown = [self._without_token(part.encode()).decode() for part in argv]
+        call = ToolCall("command-1", "run", {"argv": shown}, json.dumps({"argv": shown}))
+        if result is None:
+            call.error = "cut before it ended"
+        else:
+            output = describe(result, _SHOWN_CHARS).encode("utf-8", "replace")
+            call.result, call.duration_s = self._without_token(output).decode("utf-8", "replace"), result.duration_s
+        return acted(shlex.join(shown[:1]), [call])
+
+    def _without_token(self, data: bytes) -> bytes:
+        """The trial's key is worthless by then; a record that is searched for keys should have none all the same."""
+        token = self._values.get("token")
+        return data.replace(str(token).encode(), b"[redacted]") if token else data
 
     async def _transcript(self, result: ExecResult | None) -> tuple[list[Step], str, str]:
         """The steps that the agent tells of, what it said last, and what of its account could not be used."""
@@ -313,22 +325,10 @@ class _Session:
                 return [], "", f"there is no file {self._fill(table.path)}"
             data = await read_up_to(self._box, path, _TRANSCRIPT_BYTES)
         try:
-            told = read_transcript(table.format, data)
+            told = read_transcript(table.format, self._without_token(data))
         except TranscriptError as error:
             return [], "", str(error)
         return told.steps, told.final_message, "; ".join(told.losses)
-
-    def _record(self, steps: list[Step]) -> None:
-        """Every step, also those past a limit: they are evidence. The limit then has its say."""
-        limit: LimitReached | None = None
-        for step in steps:
-            step.extra.setdefault("told_by", "agent")
-            try:
-                self._context.recorder.step(step)
-            except LimitReached as error:
-                limit = error
-        if limit is not None:
-            raise limit
 
     async def remove_state(self) -> None:
         """Take away what was brought: it is not the agent's work."""

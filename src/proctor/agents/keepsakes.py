@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from proctor.sandbox.contract import FileError, SandboxError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from proctor.agents.contract import Recorder
     from proctor.sandbox.contract import FileStat, Sandbox
 
@@ -41,8 +43,10 @@ async def newest(box: Sandbox, pattern: str) -> str | None:
     return max(found)[1] if found else None
 
 
-async def keep_logs(box: Sandbox, path: str, name: str, recorder: Recorder) -> None:
-    """Copy a file, or the files of a directory, into the record as `name`, or below it."""
+async def keep_logs(
+    box: Sandbox, path: str, name: str, recorder: Recorder, clean: Callable[[bytes], bytes] = lambda data: data
+) -> None:
+    """Copy a file, or the files of a directory, into the record as `name`, or below it; `clean` may change them."""
     left = MAX_KEPT_BYTES
     files = await _files(box, path)
     single = files == []
@@ -51,7 +55,7 @@ async def keep_logs(box: Sandbox, path: str, name: str, recorder: Recorder) -> N
         if not data:
             continue
         left -= len(data)
-        recorder.keep(name if single else f"{name}/{posixpath.relpath(where, path)}", data)
+        recorder.keep(name if single else f"{name}/{posixpath.relpath(where, path)}", clean(data))
         if left <= 0:
             recorder.log(f"logs: more than {MAX_KEPT_BYTES} bytes below {path}; the rest was not kept")
             return

@@ -143,7 +143,10 @@ class MeteredModel:
 
 
 class CountingRecorder:
-    """A recorder that counts agent steps. Steps past the limit are still recorded: they are evidence."""
+    """A recorder that counts agent steps. Steps past the limit are still recorded: they are evidence.
+
+    Steps that an agent tells of itself (a transcript) are not counted: nothing is decided by what the candidate says.
+    """
 
     def __init__(self, inner: Recorder, guard: LimitGuard) -> None:
         self._inner = inner
@@ -152,7 +155,7 @@ class CountingRecorder:
     def step(self, step: Step) -> None:
         """Hand the step on, then count it."""
         self._inner.step(step)
-        if step.source == "agent":
+        if step.source == "agent" and step.extra.get("told_by") != "agent":
             self._guard.count_step()
             if self._guard.steps > self._guard.limits.steps:
                 self._guard.check()

@@ -204,12 +204,8 @@ class BoundedRoom:
     ) -> ExecResult:
         """Run a command of the harness itself, for as long as the trial lasts. See `Room.run`."""
         self._allow()
-        given = Given(tuple(argv), self.workdir, self._user, env, stdin)
-        if secret:
-            given = given.without(secret)
-        return await self._exec(
-            "run", argv, " ".join(given.argv), self._guard.remaining_s(), env=env, stdin=stdin, limit=limit, given=given
-        )
+        limit_s = self._guard.remaining_s()
+        return await self._exec("run", argv, " ".join(argv), limit_s, env=env, stdin=stdin, limit=limit, secret=secret)
 
     async def again(
         self,
@@ -316,10 +312,10 @@ class BoundedRoom:
         stdin: bytes | None = None,
         injected: Fault | None = None,
         limit: OutputLimit | None = None,
-        given: Given | None = None,
+        secret: str | None = None,
     ) -> ExecResult:
         started_at, start = _now(), time.monotonic()
-        given = given or Given(tuple(argv), self.workdir, self._user, env, stdin)
+        given = Given(tuple(argv), self.workdir, self._user, env, stdin)
         result: ExecResult | None = None
         error: str | None = "cut before it ended"
         try:
@@ -347,8 +343,12 @@ class BoundedRoom:
             raise
         finally:
             took = time.monotonic() - start
+            seen = result
+            if secret:
+                given, subject = given.without(secret), subject.replace(secret, HIDDEN)
+                seen = without(result, secret) if result is not None else None
             self._report(
-                RoomEvent(kind, subject, started_at, took, limit_s, result, error=error, given=given, injected=injected)
+                RoomEvent(kind, subject, started_at, took, limit_s, seen, error=error, given=given, injected=injected)
             )
 
     async def _file_call(
@@ -432,6 +432,18 @@ async def unpack(sandbox: Sandbox, packed: bytes, target: str) -> None:
         archive = Path(folder, "upload.tar")
         await anyio.Path(archive).write_bytes(packed)
         await sandbox.upload(archive, target)
+
+
+def without(result: ExecResult, secret: str) -> ExecResult:
+    """The result as it is recorded: with `secret` covered, by as many characters, in the command and its output."""
+    mask = HIDDEN.ljust(len(secret), "*")[: len(secret)]
+
+    def covered(output: Output) -> Output:
+        head, tail = (part.replace(secret.encode(), mask.encode()) for part in (output.head, output.tail))
+        return Output(head, output.dropped, tail)
+
+    argv = tuple(part.replace(secret, mask) for part in result.argv)
+    return replace(result, argv=argv, stdout=covered(result.stdout), stderr=covered(result.stderr))
 
 
 def _now() -> str:

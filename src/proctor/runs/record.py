@@ -41,6 +41,7 @@ from proctor.runs.formats import (
     dump_json,
     plain,
 )
+from proctor.runs.reconcile import account_differs
 from proctor.runs.trajectory import clean, total_usage
 from proctor.sandbox.net import NetworkEvent
 
@@ -301,6 +302,8 @@ class TrialRecord:
         """Write what is written last, and close every file."""
         self.events.write("end", {"outcome": str(result.outcome), "stop": result.stop})
         self.put("receipt.json", self._receipts)
+        if (differs := account_differs(self.steps, self.model_calls - self.model_errors)) is not None:
+            self._findings.append(differs)
         self.put("findings.json", FindingsFile(findings=self._findings))
         self.put("result.json", result)
         self._close()
