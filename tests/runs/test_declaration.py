@@ -30,6 +30,7 @@ harnesses = ["tool-loop", "text-loop", { use = "scripted", label = "replay", opt
 models = ["a@http://127.0.0.1:9/v1", "models/b.toml"]
 attempts = 3
 seed = 7
+record_snapshots = 5
 select = ["alpha", "be*"]
 [limits]
 steps = 12
@@ -64,6 +65,7 @@ def test_a_crossing_is_planned_whole(
     assert plan.agents[4].options == {"script": str(tmp_path / "act.json")}
     assert [entry.task.name for entry in plan.entries] == ["alpha", "beta"]
     assert len(plan.trials()) == 5 * 2 * 3
+    assert plan.options["record_snapshots"] == 5
     assert (plan.seed, plan.limits) == (7, {"steps": 12, "tokens": 2_000_000, "total_s": 30.5})
 
 

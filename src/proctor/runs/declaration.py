@@ -52,6 +52,7 @@ class Declaration(_Table):
     select: list[str] = []
     split: Literal["public", "held_out", "private"] | None = None
     stop_when: str | None = None
+    record_snapshots: Literal["every"] | Annotated[int, Field(ge=1)] | None = None
     gateway: str | None = None
     """A gateway's file; `models` are then names of models in it."""
     limits: dict[str, int | float] = {}
@@ -98,6 +99,7 @@ def read_declaration(path: Path) -> Request:
         faults=tuple(_path(one, folder) for one in declared.faults),
         allow_network=_path(declared.allow_network, folder) if declared.allow_network is not None else None,
         stop_when=declared.stop_when,
+        record_snapshots=str(declared.record_snapshots) if declared.record_snapshots is not None else None,
         gateway=os.path.normpath(folder / declared.gateway) if declared.gateway is not None else None,
     )
 
