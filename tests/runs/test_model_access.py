@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+import zstandard
 from tests.runs.toys import make_toy
 
 from proctor.agents.contract import AgentResult, HarnessContext, StopReason
@@ -87,11 +88,13 @@ def exam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setenv("EXAM_KEY", KEY)
     make_toy(tmp_path / "toys", "toy")
 
-    async def one(base_url: str, more: str = "", **request: Any) -> tuple[TrialResult, Path]:
+    async def one(
+        base_url: str, more: str = "", *, agent: str = f"agent={__name__}:Installed", **request: Any
+    ) -> tuple[TrialResult, Path]:
         model = tmp_path / "model.toml"
         model.write_text(f'name = "m"\nbase_url = "{base_url}"\napi_key_env = "EXAM_KEY"\n{more}')
         request = {"models": (str(model),), **request}
-        plan = plan_request(Request((str(tmp_path / "toys"),), (f"agent={__name__}:Installed",), **request))
+        plan = plan_request(Request((str(tmp_path / "toys"),), (agent,), **request))
         preparation = await prepare_all(plan, LineProgress(lambda line: None))
         run_dir = tmp_path / "run"
         run_dir.mkdir()
@@ -134,6 +137,9 @@ async def test_a_program_in_the_sandbox_is_counted_to_the_token_and_holds_no_sec
     for path in directory.parent.parent.rglob("*"):
         if path.is_file():
             content = path.read_bytes()
+            if path.suffix == ".zst":  # what the sandbox's disk held
+                content = zstandard.ZstdDecompressor().stream_reader(content).read()
+                assert b"answer.txt" in content
             assert KEY.encode() not in content, path
             if path.name == "model-calls.jsonl":
                 assert Installed.token.encode() not in content
@@ -252,6 +258,18 @@ async def test_a_gateways_file_governs_a_run_and_is_in_its_lock(
         plan_again(lock)
     with pytest.raises(ConfigError, match="one of: best, other"):
         plan_request(replace(again, models=("none",)))
+
+
+async def test_our_own_harness_meets_the_gateways_budgets_by_name(exam: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    async with ScriptedServer(lambda chat: call("bash", command="true")) as server:
+        budget = "[budgets.trial]\ncalls = 2\n"
+        file.write_text(GATEWAY.format(base_url=server.base_url).replace("[budgets.run]\ncalls = 3\n", budget))
+        result, directory = await exam(server.base_url, agent="tool-loop", models=("best",), gateway=str(file))
+        assert len(server.requests) == 2
+    assert (result.outcome, result.stop, result.tries) == (Outcome.AGENT_LIMIT, "limit:calls", 1)
+    assert result.detail == "the trial's budget of 2 calls is used up (2)"
+    assert len(list(read_lines(directory / "model-calls.jsonl"))) == 3
 
 
 @pytest.mark.slow
