@@ -96,7 +96,8 @@ def test_what_is_no_hello_or_too_long_is_refused_before_it_is_complete() -> None
     assert reason_of(b"\x16\x02") == "tls-malformed"
     assert reason_of(record(b"")[:5]) == "tls-malformed"
     assert reason_of(record(b"\x01\xff\xff\xff" + bytes(100))) == "tls-hello-too-long"
-    # One byte a record, for ever.
+    # One byte a record: refused long before it is complete, since each look begins at the beginning.
+    assert reason_of(b"".join(record(bytes([byte])) for byte in HELLO[5:205])) == "tls-hello-too-long"
     assert reason_of(record(b"\x01") + record(b"\0") + record(b"\x7f") + record(b"\xff") + record(b"x") * 40000)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 HELLO_MAX = 32 << 10
+_RECORDS_MAX = 64
+"""Clients use one or two. What arrives is read again from its beginning each time, so there must not be thousands."""
 _RECORD_MAX = (1 << 14) + 256
 _HANDSHAKE = 22
 _CLIENT_HELLO = 1
@@ -45,7 +47,7 @@ def _handshake(data: bytes) -> bytes | None:
     """The first handshake message, put together from its records."""
     body = bytearray()
     offset = 0
-    while True:
+    for _ in range(_RECORDS_MAX + 1):
         if len(body) >= 4:
             if body[0] != _CLIENT_HELLO:
                 raise HelloError("tls-no-client-hello")
@@ -73,6 +75,7 @@ def _handshake(data: bytes) -> bytes | None:
                 raise HelloError("tls-no-client-hello")
             return None
         offset += 5 + length
+    raise HelloError("tls-hello-too-long")
 
 
 class _Reader:
