@@ -23,6 +23,7 @@
 
 #include "attach.h"
 #include "cgroups.h"
+#include "hardened.h"
 #include "held.h"
 #include "mounts.h"
 #include "plan.h"
@@ -654,7 +655,7 @@ int launcher_main(int control_fd) {
     /* A session of its own: the Edge's terminal must not be the one behind /dev/tty of a sandbox. Fails if it has one. */
     (void)setsid();
     /* Changing file system ids (mounts.c) must not cost capabilities. */
-    if (setrlimit(RLIMIT_CORE, &no_core) < 0 || prctl(PR_SET_DUMPABLE, 0) < 0 ||
+    if ((hardened("core-limit") && setrlimit(RLIMIT_CORE, &no_core) < 0) || prctl(PR_SET_DUMPABLE, 0) < 0 ||
         prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP) < 0)
         return 1;
     if (control_fd != 3 && (dup2(control_fd, 3) < 0)) return 1;

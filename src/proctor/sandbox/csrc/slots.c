@@ -142,7 +142,7 @@ static int slot_prepare(struct failure *failure) {
     struct rlimit files;
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0) return fail(failure, "death-signal", errno);
     if (prctl(PR_SET_DUMPABLE, 0) < 0) return fail(failure, "dumpable", errno);
-    if (setrlimit(RLIMIT_CORE, &no_core) < 0) return fail(failure, "core-limit", errno);
+    if (hardened("core-limit") && setrlimit(RLIMIT_CORE, &no_core) < 0) return fail(failure, "core-limit", errno);
     if (getrlimit(RLIMIT_NOFILE, &files) < 0) return fail(failure, "files-limit", errno);
     if (files.rlim_max > FILES_MAX) files.rlim_max = FILES_MAX;
     files.rlim_cur = files.rlim_max;
@@ -155,9 +155,28 @@ static int slot_prepare(struct failure *failure) {
     return 0;
 }
 
+/* As many processors as the CPU limit allows, rounded up: programs start as many threads as they see processors, and with the
+ * machine's number they would fill their memory with them. It is for show (root inside may widen it; the limit holds all the same), so
+ * which ones must not matter: each sandbox begins with another, by its name, whose end is a running number. */
+static int show_processors(const struct plan *named, struct failure *failure) {
+    cpu_set_t all, some;
+    uint64_t wanted = named->cpu_quota_us == 0 ? CPU_SETSIZE : (named->cpu_quota_us + named->cpu_period_us - 1) / named->cpu_period_us;
+    if (sched_getaffinity(0, sizeof all, &all) < 0) return errno == EINVAL ? 0 : fail(failure, "affinity", errno); /* over 1,024 of them */
+    unsigned count = (unsigned)CPU_COUNT(&all), first = 0, seen = 0;
+    if (wanted >= count || !hardened("affinity")) return 0;
+    for (const char *byte = named->name; *byte != '\0'; byte++) first += (unsigned char)*byte;
+    CPU_ZERO(&some);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (!CPU_ISSET(cpu, &all)) continue;
+        if ((seen++ + count - first % count) % count < wanted) CPU_SET(cpu, &some);
+    }
+    return sched_setaffinity(0, sizeof some, &some) < 0 ? fail(failure, "affinity", errno) : 0;
+}
+
 static int slot_become(int root, const int *binds, struct failure *failure) {
     if (slot_plan.program != NULL) return room_enter(&slot_plan, root, binds, failure);
     if (mounts_enter_root(&slot_plan, root, binds, failure) < 0) return -1;
+    if (show_processors(&slot_plan, failure) < 0) return -1;
     if (!hardened("uts-namespace")) return 0;
     if (sethostname(slot_plan.hostname, strlen(slot_plan.hostname)) < 0 || setdomainname("", 0) < 0)
         return fail(failure, "hostname", errno);

@@ -87,7 +87,6 @@ class Hall:
     edge: Edge
     runtime: Runtime
     image: str
-    probe: bytes
     spec: Callable[..., Any]
     """A small spec of the runtime under test, with some fields changed."""
     place: Callable[[Box], Awaitable[str]]

@@ -33,14 +33,10 @@ async def examine(runtime: Runtime = "native", *, image: str = "host") -> AsyncI
     Raises RefusedError or LaunchError when the runtime does not work on this machine.
     """
 
-    def spec(**fields: Any) -> SandboxSpec:
-        resources = replace(_SMALL, **fields.pop("resources", {}))
-        return SandboxSpec(image=image, runtime=runtime, resources=resources, lifecycle=Lifecycle(ttl_s=300), **fields)
-
     async with Edge(pool_size=2) as edge:
-        hall = Hall(edge, runtime, image, probing.binary(), spec, probing.place)
+        hall = hall_of(edge, runtime, image)
         reports: dict[str, tuple[Facts, View]] = {}
-        async with await edge.create(spec()) as box:
+        async with await edge.create(hall.spec()) as box:
             probe = await probing.place(box)
             for name, user in _USERS.items():
                 reports[name] = (
@@ -49,6 +45,16 @@ async def examine(runtime: Runtime = "native", *, image: str = "host") -> AsyncI
                 )
         for item in ITEMS:
             yield await _line(item, reports, hall)
+
+
+def hall_of(edge: Edge, runtime: Runtime, image: str) -> Hall:
+    """Where live checks are carried out."""
+
+    def spec(**fields: Any) -> SandboxSpec:
+        resources = replace(_SMALL, **fields.pop("resources", {}))
+        return SandboxSpec(image=image, runtime=runtime, resources=resources, lifecycle=Lifecycle(ttl_s=300), **fields)
+
+    return Hall(edge, runtime, image, spec, probing.place)
 
 
 async def _line(item: Item, reports: dict[str, tuple[Facts, View]], hall: Hall) -> Line:

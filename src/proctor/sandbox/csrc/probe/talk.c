@@ -60,6 +60,7 @@ static int exchange(const char *text, int port) {
     for (ssize_t got; (got = read(0, buffer, sizeof buffer)) > 0;) {
         if (send(fd, buffer, (size_t)got, MSG_NOSIGNAL) != got) return printf("send %s\n", outcome(-1)) < 0;
     }
+    shutdown(fd, SHUT_WR);
     size_t used = 0;
     while (used < sizeof buffer) {
         struct pollfd one = {.fd = fd, .events = POLLIN};
