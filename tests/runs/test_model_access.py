@@ -189,7 +189,7 @@ async def test_a_program_that_hangs_up_cannot_blame_the_endpoint(
 ) -> None:
     async def run(self: Installed, context: HarnessContext) -> AgentResult:
         assert context.endpoint is not None
-        code = PROGRAM.replace("timeout=20", "timeout=0.3")
+        code = PROGRAM.replace("timeout=20", "timeout=1")
         await context.room.write("agent.py", code.encode())
         endpoint = context.endpoint
         argv = ["python3", "agent.py", endpoint.base_url, endpoint.token, endpoint.model, json.dumps([CHAT])]
@@ -197,7 +197,7 @@ async def test_a_program_that_hangs_up_cannot_blame_the_endpoint(
         return AgentResult(StopReason.FINISHED if result.ok else StopReason.ERROR)
 
     monkeypatch.setattr(Installed, "run", run)
-    async with ScriptedServer([say("late", delay_s=1.0)]) as server:
+    async with ScriptedServer([say("late", delay_s=8.0)]) as server:
         result, directory = await exam(server.base_url)
     assert (result.outcome, result.tries) == (Outcome.UNRESOLVED, 1)
     (line,) = read_lines(directory / "model-calls.jsonl")
