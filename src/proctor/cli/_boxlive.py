@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-OPERATIONS = ("ps", "attach", "stats", "metrics")
+OPERATIONS = ("ps", "attach", "stats", "metrics", "pause", "resume")
 _COMMAND_WIDTH = 60
 
 
@@ -33,6 +33,11 @@ async def answer(edge: Edge, made: Box, request: dict[str, Any], send: Send, lin
         await send({"result": {"commands": [asdict(one) for one in await made.commands()]}})
     elif request["op"] == "stats":
         await send({"result": asdict(await made.stats())})
+    elif request["op"] == "pause":
+        await send({"result": {"paused": True, "freed_bytes": await made.pause()}})
+    elif request["op"] == "resume":
+        await made.resume()
+        await send({"result": {"paused": False}})
     elif request["op"] == "metrics":
         await send({"result": await edge.snapshot()})
     else:
@@ -248,4 +253,25 @@ def _page() -> bytes:
     return exposition(snapshots)
 
 
-COMMANDS = (ps, logs, attach, stats, metrics)
+@click.command()
+@click.argument("sandbox")
+def pause(sandbox: str) -> None:
+    """Stop a sandbox's processes and give memory back; whatever is asked of it makes it go on. Its --ttl goes on."""
+    from proctor.cli._boxclient import Client
+
+    with Client.find(sandbox) as client:
+        freed = client.ask("pause")["freed_bytes"]
+    click.echo(f"paused, {freed / 2**20:.1f} MiB given back")
+
+
+@click.command()
+@click.argument("sandbox")
+def resume(sandbox: str) -> None:
+    """Let a paused sandbox go on, before anything is asked of it."""
+    from proctor.cli._boxclient import Client
+
+    with Client.find(sandbox) as client:
+        client.ask("resume")
+
+
+COMMANDS = (ps, logs, attach, stats, metrics, pause, resume)

@@ -56,6 +56,7 @@ def _spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--disk", type=click.IntRange(1), default=1024, show_default=True, help="Private disk, MB."),
             click.option("--ttl", type=click.FloatRange(0.1), default=3600.0, show_default=True, help="Life, s."),
             click.option("--idle", type=click.FloatRange(0.1), help="End it when unused for so long, s."),
+            click.option("--pause-after", type=click.FloatRange(0.1), help="Pause it when unused for so long, s."),
             click.option("-v", "--volume", "volumes", multiple=True, metavar="HOST:TARGET:ro", help="Read-only view."),
             click.option("-e", "--env", "env", multiple=True, metavar="NAME=VALUE", help="Environment."),
             click.option("-w", "--workdir", help="Working directory."),
@@ -292,7 +293,9 @@ def _spec(**options: Any) -> SandboxSpec:
         resources=Resources(
             cpus=options["cpus"], memory_mb=options["memory"], pids=options["pids"], disk_mb=options["disk"]
         ),
-        lifecycle=Lifecycle(ttl_s=options["ttl"], idle_timeout_s=options["idle"]),
+        lifecycle=Lifecycle(
+            ttl_s=options["ttl"], idle_timeout_s=options["idle"], pause_after_s=options["pause_after"]
+        ),
         network=policy_of(options["network"], options["allow"], options["allow_internal"]),
         mounts=tuple(_mount(text) for text in options["volumes"]),
         env=_pairs(options["env"], "env"),

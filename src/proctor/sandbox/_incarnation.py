@@ -185,6 +185,15 @@ class SlotIncarnation:
         """The last counters have been read."""
         self.counters.close()
 
+    async def pause(self) -> int:
+        """Stop every process, and have the kernel take back the memory that it can; how much that was, bytes."""
+        await self.group.pause()
+        return await anyio.to_thread.run_sync(self.group.reclaim)
+
+    def resume(self) -> None:
+        """Let every process go on."""
+        self.group.thaw()
+
     async def freeze(self) -> tuple[int, int]:
         """Kill everything; the upper, and the descriptor that its file system was made with."""
         upper, mount = self._upper(), os.dup(self.launched.upper_fd)

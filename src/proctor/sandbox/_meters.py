@@ -48,6 +48,7 @@ class Meters:
         self.adopted = 0
         self.launcher_starts = 0
         self.commands = 0
+        self.pauses = 0
         self.failures: Counter[str] = Counter()
         """Creates that failed, by class of error and field."""
         self.ends: Counter[str] = Counter()
@@ -67,6 +68,7 @@ class Meters:
             "adopted": self.adopted,
             "launcher_starts": self.launcher_starts,
             "commands": self.commands,
+            "pauses": self.pauses,
             "failures": dict(self.failures),
             "ends": dict(self.ends),
             "command_reasons": dict(self.command_reasons),

@@ -41,7 +41,8 @@ def check(spec: SandboxSpec) -> None:
             raise ConfigError(f"{mount.source} at {mount.target}: both paths must be absolute", field="mounts")
         if not mount.source.exists():
             raise ConfigError(f"{mount.source} does not exist", field="mounts")
-    for name, limit in (("ttl_s", spec.lifecycle.ttl_s), ("idle_timeout_s", spec.lifecycle.idle_timeout_s)):
+    for name in ("ttl_s", "idle_timeout_s", "pause_after_s"):
+        limit = getattr(spec.lifecycle, name)
         if limit is not None and not limit > 0:
             raise ConfigError(f"must be above zero, not {limit}", field=f"lifecycle.{name}")
 

@@ -26,6 +26,7 @@ async def take(edge: Edge) -> dict[str, Any]:
         "launcher_starts": edge._runtimes.native.launcher_starts,
         "alive": len(boxes),
         "durable": sum(box.spec.lifecycle.durable for box in boxes),
+        "paused": sum(box.paused for box in boxes),
         "ending": len(edge._boxes) - len(boxes),
         "running_commands": sum(_running(box) for box in boxes),
         "memory_promised_bytes": sum(one.memory_mb for one in held) << 20,

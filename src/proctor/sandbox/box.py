@@ -17,6 +17,7 @@ from anyio.lowlevel import checkpoint
 from proctor.common import ConfigError, InfraError, ProctorError, RefusedError
 from proctor.sandbox import layers as layer_tools
 from proctor.sandbox._boxnet import NetworkedBox
+from proctor.sandbox._boxpause import PausableBox
 from proctor.sandbox._boxprocess import BoxProcess, DurableRunner
 from proctor.sandbox._environment import TERMINAL, default_environment, default_user
 from proctor.sandbox._faults import point
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
 _END_DEADLINE_S = 30.0
 
 
-class Box(NetworkedBox):
+class Box(PausableBox, NetworkedBox):
     """A live sandbox. Made by `Edge.create`; also an async context manager that closes itself."""
 
     def __init__(
@@ -85,6 +86,7 @@ class Box(NetworkedBox):
         self._workdir = spec.workdir or image.workdir or "/"
         self._history = History(box_id, spec, image, created_at=now(), tier=runtime.tier, kernel=runtime.kernel)
         self._begin_network(boundary)
+        self._begin_pausing()
         # Held while the sandbox changes its incarnation or ends.
         self._change = anyio.Lock(fast_acquire=True)
         self._reason: EndReason | None = None
@@ -347,7 +349,7 @@ class Box(NetworkedBox):
         assert live is not None
         if len(self._stack) >= STACK_MAX:
             raise RefusedError(f"a stack holds at most {STACK_MAX} layers", field="layers", remedy="reset it first")
-        self._live = None
+        self._live, self._paused = None, False
         try:
             upper, mount = await self._edge._kill(live, live.freeze)
         except BaseException:
@@ -417,6 +419,8 @@ class Box(NetworkedBox):
         self._running += active
         self._edge.meters.commands += active
         try:
+            if active and self._paused:
+                await self._wake(guest)
             yield
         except SandboxLost as lost:
             raise await self._explain(guest, lost) from lost
@@ -489,6 +493,7 @@ class Box(NetworkedBox):
                 if len(self._stack) <= len(self.image.layers):
                     raise
         self._last_use = anyio.current_time()
+        self._wind_pause()
 
     async def _test_isolation(self, live: Incarnation) -> None:
         """Fails closed: what is not known to be isolated is not handed out."""
@@ -505,6 +510,7 @@ class Box(NetworkedBox):
         live = self._live
         if live is None or self._reason is not None or self._commands is None:
             return False
+        self._thaw(live)  # the next Edge has to find a guest that answers
         self._live = None
         live.channel.detach()
         live.close_counters()
@@ -514,7 +520,7 @@ class Box(NetworkedBox):
         return True
 
     async def _end_incarnation(self) -> None:
-        live, self._live = self._live, None
+        live, self._live, self._paused = self._live, None, False
         if live is not None:
             try:
                 await self._edge._kill(live, live.kill)

@@ -92,6 +92,8 @@ class Lifecycle:
 
     ttl_s: float | None = 3600.0
     idle_timeout_s: float | None = None
+    pause_after_s: float | None = None
+    """Pause it when it has not been used for so long; the next use makes it go on. The other clocks go on."""
     durable: bool = False
     """It outlives its Edge (which must be durable too), and the next one takes it over. Without an Edge `ttl_s`
     holds on; `idle_timeout_s` begins anew."""
@@ -455,6 +457,22 @@ class Sandbox(Protocol):
     async def fork(self, count: int = 1) -> builtins.list[Sandbox]: ...
     async def reset(self) -> None:
         """Drop every process and every change since creation."""
+        ...
+
+    async def pause(self) -> int:
+        """Stop every process and give back memory; returns how many bytes. Whatever needs the guest makes it go on.
+
+        `ttl_s` and `idle_timeout_s` go on. Raises RefusedError while a call is under way.
+        """
+        ...
+
+    async def resume(self) -> None:
+        """Let a paused sandbox go on before anything is asked of it."""
+        ...
+
+    @property
+    def paused(self) -> bool:
+        """Whether its processes stand still."""
         ...
 
     @property

@@ -243,6 +243,7 @@ class Edge:
             box._timers.append(self._timers.at(at + ttl_s, box._ttl_due))
         if idle_s is not None:
             box._timers.append(self._timers.at(at + idle_s, box._idle_due))
+        box._wind_pause()
 
     # --- what callers use -------------------------------------------------------------------------------------------
 
@@ -574,8 +575,9 @@ class Edge:
 
     def _forget(self, box: Box) -> None:
         """The sandbox has ended: once what it held is really gone, its room is free again."""
-        for timer in box._timers:
-            self._timers.cancel(timer)
+        for timer in (*box._timers, box._pause_timer):
+            if timer is not None:
+                self._timers.cancel(timer)
         freed = self._frozen.release(box._stack)
         self._burial.put(Waste(descriptors=tuple(freed), box=box))
 
@@ -591,6 +593,13 @@ class Edge:
     def _spawn_end(self, box: Box, reason: EndReason, detail: str) -> None:
         """End a sandbox from inside the Edge, without waiting for it."""
         self._tasks.start_soon(self._end_logged, box, reason, detail)
+
+    async def _pause_logged(self, box: Box) -> None:
+        with suppress(SandboxLost, RefusedError):  # ended, or in use again
+            try:
+                await box.pause()
+            except (InfraError, OSError) as error:
+                log.warning("pausing %s: %s", box.id, error)
 
     async def _end_logged(self, box: Box, reason: EndReason, detail: str) -> None:
         try:

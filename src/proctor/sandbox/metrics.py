@@ -23,6 +23,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _GAUGES = {
     "alive": "Sandboxes that live.",
     "durable": "Sandboxes that will outlive their Edge.",
+    "paused": "Sandboxes whose processes stand still.",
     "running_commands": "Calls that are under way in sandboxes.",
     "creating": "Sandboxes that are being made, waiting for room included.",
     "ending": "Sandboxes of which something is left.",
@@ -46,6 +47,7 @@ _COUNTERS = {
     "adopted": "Sandboxes that were taken over from an earlier Edge.",
     "launcher_starts": "Launchers that were started; more than one an Edge means that one died.",
     "commands": "Commands and file operations.",
+    "pauses": "Times that a sandbox was paused.",
 }
 _BY_REASON = {
     "failures": ("create_failures", "Sandboxes that could not be made."),

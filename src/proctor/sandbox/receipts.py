@@ -102,6 +102,7 @@ class History:
                 "pids": resources.pids,
                 "ttl_s": self.spec.lifecycle.ttl_s,
                 "idle_timeout_s": self.spec.lifecycle.idle_timeout_s,
+                "pause_after_s": self.spec.lifecycle.pause_after_s,
             },
             limit_mechanisms=dict(self.mechanisms),
             network=self.network,

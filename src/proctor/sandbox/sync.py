@@ -235,6 +235,19 @@ class Sandbox:
         """Drop every process and every change since creation."""
         _run(self._portal, self._box.reset)
 
+    def pause(self) -> int:
+        """Stop every process and give back memory; returns how many bytes."""
+        return _run(self._portal, self._box.pause)
+
+    def resume(self) -> None:
+        """Let a paused sandbox go on before anything is asked of it."""
+        _run(self._portal, self._box.resume)
+
+    @property
+    def paused(self) -> bool:
+        """Whether its processes stand still."""
+        return self._box.paused
+
     @property
     def network(self) -> tuple[NetworkPolicy, int]:
         """The policy in force and its version."""

@@ -203,6 +203,33 @@ class SlotGroup:
         """Whether every process of the slot stands still."""
         return _keyed(self.unified / "cgroup.events").get("frozen", 0) != 0
 
+    async def pause(self, deadline_s: float = 5.0) -> None:
+        """Freeze, and wait until everything stands still. Raises InfraError after `deadline_s` seconds."""
+        self.freeze()
+        end, pause = time.monotonic() + deadline_s, 0.0002
+        while not self.frozen():
+            if time.monotonic() > end:
+                raise InfraError(
+                    f"{self.name}: does not stand still after {deadline_s:g} s: {self._survivors()}",
+                    remedy="state D means that the kernel holds them; look at their stacks",
+                )
+            await anyio.sleep(pause)
+            pause = min(pause * 2, 0.02)
+
+    def reclaim(self) -> int:
+        """Have the kernel take back memory that can be read again from a disk, or swapped; returns bytes. Blocking.
+
+        As much as there is: `memory.reclaim` (cgroup2, Linux 5.19) or `memory.force_empty` (v1). Where neither is,
+        nothing is taken back.
+        """
+        group, usage = self._below("memory"), "memory.current" if self.layout.version == 2 else "memory.usage_in_bytes"
+        before = _number(f"{group}/{usage}")
+        file, words = ("memory.reclaim", str(before)) if self.layout.version == 2 else ("memory.force_empty", "0")
+        # The kernel reports that it could not free all of it, which nobody expects of a group that has processes.
+        with suppress(OSError), open(f"{group}/{file}", "w", opener=_without_creating) as control:
+            control.write(words)
+        return max(before - _number(f"{group}/{usage}"), 0)
+
     def kill(self) -> None:
         """SIGKILL to every process of the slot, the guest included, in a way that no fork outruns. Gone is fine."""
         try:
@@ -373,6 +400,10 @@ def _text(path: Path | str) -> bytes:
         return os.read(descriptor, 65536)
     finally:
         os.close(descriptor)
+
+
+def _without_creating(path: str, _: int) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
 
 
 def _number(path: str) -> int:

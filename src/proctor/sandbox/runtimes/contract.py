@@ -81,6 +81,14 @@ class Incarnation(Protocol):
         """Kill everything; two descriptors of what was changed: the directory, and what keeps its file system alive."""
         ...
 
+    async def pause(self) -> int:
+        """Stop every process and give back what memory can be; the bytes given back. Raises InfraError."""
+        ...
+
+    def resume(self) -> None:
+        """Let every process go on."""
+        ...
+
     async def kill(self) -> None:
         """Kill the guest and every process. Returns when they are gone."""
         ...

@@ -132,6 +132,7 @@ class NativeRuntime:
         launched = await self._launcher.adopt(held.slot)
         try:
             group = self.layout.slot(self._edge_id, held.slot)
+            group.thaw()  # an Edge that died may have paused it
             counters = Counters(group, launched.upper_fd)
             counters.before()
             channel = GuestChannel(launched.channel, attribution=counters, revive=commands.revive)
