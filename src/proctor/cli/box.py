@@ -29,7 +29,7 @@ OUT_OF_MEMORY = 137
 
 @click.group()
 def box() -> None:
-    """Use a sandbox by itself: run, exec, shell, ls, rm, net, expose, connect.
+    """Use a sandbox by itself: run, exec, shell, ls, rm, pause, net, expose, connect.
 
     \b
     proctor box run -- python3 -c 'print(6*7)'
@@ -293,9 +293,7 @@ def _spec(**options: Any) -> SandboxSpec:
         resources=Resources(
             cpus=options["cpus"], memory_mb=options["memory"], pids=options["pids"], disk_mb=options["disk"]
         ),
-        lifecycle=Lifecycle(
-            ttl_s=options["ttl"], idle_timeout_s=options["idle"], pause_after_s=options["pause_after"]
-        ),
+        lifecycle=Lifecycle(ttl_s=options["ttl"], idle_timeout_s=options["idle"], pause_after_s=options["pause_after"]),
         network=policy_of(options["network"], options["allow"], options["allow_internal"]),
         mounts=tuple(_mount(text) for text in options["volumes"]),
         env=_pairs(options["env"], "env"),

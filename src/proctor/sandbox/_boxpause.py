@@ -66,7 +66,7 @@ class PausableBox:
                 try:
                     freed = await live.pause()
                 except BaseException:
-                    live.resume()
+                    await live.resume()
                     self._paused = False
                     raise
             self._edge.meters.pauses += 1
@@ -79,13 +79,13 @@ class PausableBox:
             if self._live is None or self._reason is not None:
                 raise self._gone()
             self._last_use = anyio.current_time()
-            self._thaw(self._live)
+            await self._thaw(self._live)
 
-    def _thaw(self, live: Incarnation) -> None:
-        """Of the present incarnation, whoever holds `_change` or ends it."""
+    async def _thaw(self, live: Incarnation) -> None:
+        """Of the present incarnation, for whoever holds `_change`."""
         if not self._paused:
             return
-        live.resume()
+        await live.resume()
         self._paused = False
         self._wind_pause()
 
@@ -93,7 +93,7 @@ class PausableBox:
         """For a call: see that `guest` runs. The call counts as one under way already, so nobody pauses it again."""
         async with self._change:
             if guest is self._live and self._reason is None:
-                self._thaw(guest)
+                await self._thaw(guest)
 
     # --- the idle clock ---------------------------------------------------------------------------------------------
 

@@ -190,7 +190,7 @@ class SlotIncarnation:
         await self.group.pause()
         return await anyio.to_thread.run_sync(self.group.reclaim)
 
-    def resume(self) -> None:
+    async def resume(self) -> None:
         """Let every process go on."""
         self.group.thaw()
 

@@ -510,7 +510,6 @@ class Box(PausableBox, NetworkedBox):
         live = self._live
         if live is None or self._reason is not None or self._commands is None:
             return False
-        self._thaw(live)  # the next Edge has to find a guest that answers
         self._live = None
         live.channel.detach()
         live.close_counters()

@@ -54,6 +54,22 @@ async def _ends(subject: Subject, lifecycle: Lifecycle, reason: EndReason, *, bu
         expect((await box.receipt()).end_reason is reason, f"the receipt says {reason}", box.ended)
 
 
+async def paused(subject: Subject) -> None:
+    """A paused sandbox uses no CPU, goes on when it is used, and can be ended while it is paused."""
+    async with subject.box() as box:
+        await box.start("while :; do :; done", keep=True)
+        await box.pause()
+        before = (await box.stats()).cpu_s
+        await anyio.sleep(0.3)
+        expect((await box.stats()).cpu_s - before < 0.01, "no CPU is used")
+        expect(box.paused, "looking at it does not wake it")
+        expect_ok(await box.exec("true"))
+        expect(not box.paused, "using it does")
+        await box.pause()
+        receipt = await box.close()
+        expect(receipt.end_reason is EndReason.CLOSED, "it ends as any other", receipt.end_reason)
+
+
 async def guest_lost(subject: Subject) -> None:
     """A sandbox whose first process is killed from outside ends with reason GUEST_LOST."""
     async with subject.box() as box:
@@ -109,4 +125,4 @@ def _held() -> tuple[int, int, int]:
     return len(os.listdir("/proc/self/fd")), len(Path("/proc/self/mountinfo").read_text().splitlines()), len(children)
 
 
-CHECKS = (closed, time_to_live, idle, guest_lost, nothing_is_left)
+CHECKS = (closed, time_to_live, idle, paused, guest_lost, nothing_is_left)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -24,6 +23,7 @@ from proctor.common import InfraError
 from proctor.sandbox.contract import LaunchError
 from proctor.sandbox.native import doorbell
 from proctor.sandbox.native.cgroup import CgroupLayout
+from proctor.sandbox.native.pidfd import has_ended
 from proctor.sandbox.native.plan import (
     REPLY_MAX,
     Held,
@@ -134,7 +134,7 @@ class _Process:
 
     def alive(self) -> bool:
         """Whether it still runs."""
-        return not select.select([self._pidfd], [], [], 0)[0]
+        return not has_ended(self._pidfd)
 
     def kill(self) -> None:
         """SIGKILL; gone is fine."""

@@ -24,7 +24,9 @@ class Ending:
 
 def has_ended(pidfd: int) -> bool:
     """Whether the process is dead."""
-    return bool(select.select([pidfd], [], [], 0)[0])
+    watch = select.poll()  # not select(2), which knows no descriptor above 1,023
+    watch.register(pidfd, select.POLLIN)
+    return bool(watch.poll(0))
 
 
 def ending(pidfd: int) -> Ending:

@@ -85,7 +85,7 @@ class Incarnation(Protocol):
         """Stop every process and give back what memory can be; the bytes given back. Raises InfraError."""
         ...
 
-    def resume(self) -> None:
+    async def resume(self) -> None:
         """Let every process go on."""
         ...
 
