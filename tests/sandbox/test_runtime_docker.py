@@ -99,6 +99,19 @@ async def test_a_stack_with_deletions_and_links_becomes_an_image(edge: Edge, tmp
             assert (await box.exec(look)).text.split() == ["1", "7", "8", "644", "0", "0", "2750", "x", "gone"]
 
 
+async def test_a_native_sandbox_starts_from_what_a_container_left(edge: Edge) -> None:
+    """As grading does."""
+    async with await edge.create(small(runtime="docker")) as box:
+        await box.exec("echo 1 > /srv/one; rm /etc/group; chown 7 /srv/one")
+        layer = await box.snapshot()
+        assert layer.size_bytes is not None
+        assert layer.size_bytes < 1 << 20
+        async with await edge.create(small(layers=(layer,))) as native:
+            look = "cat /srv/one; stat -c %u /srv/one; test ! -e /etc/group && echo gone"
+            assert (await native.exec(look)).text.split() == ["1", "7", "gone"]
+            assert await native.diff() == []
+
+
 async def test_what_is_frozen_is_removed_from_the_engine_when_nobody_needs_it(edge: Edge, tmp_path: Path) -> None:
     async with await edge.create(small(runtime="docker")) as box:
         await box.exec("echo 1 > /srv/one")

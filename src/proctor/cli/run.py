@@ -11,7 +11,8 @@ SECTIONS = {
     "Who sits the exam": ("agents", "models", "gateway", "options", "predictions", "declaration"),
     "What is asked": ("select", "split", "attempts", "seed", "limits", "stop_when"),
     "What is changed": ("ablate", "perturb", "tool_faults", "faults", "condition"),
-    "How it is run": ("allow_network", "concurrency", "record_snapshots", "output", "resume", "as_json"),
+    "How it is isolated": ("runtime", "min_tier", "allow_network"),
+    "How it is run": ("concurrency", "record_snapshots", "output", "resume", "as_json"),
 }
 
 
@@ -122,6 +123,12 @@ class SectionedCommand(click.Command):
     "--stop-when",
     metavar="RULE",
     help="Stop as soon as the results suffice: difference[:alpha=0.05] or sprt:p0=0.6,p1=0.8.",
+)
+@click.option("--runtime", metavar="NAME", help="What runs the agent's sandbox: native (default), runsc or docker.")
+@click.option(
+    "--min-tier",
+    metavar="TIER",
+    help="Refuse to run the agent with less isolation: namespaces, namespaces-userns, gvisor.",
 )
 @click.option(
     "--record-snapshots",

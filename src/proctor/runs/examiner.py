@@ -23,6 +23,7 @@ from proctor.grading.deliverable import Collected
 from proctor.grading.near_miss import in_right_form, misplaced
 from proctor.runs.equipment import Equipment
 from proctor.runs.formats import Stage
+from proctor.runs.isolation import Isolation
 from proctor.runs.model_access import ModelDesk, gateway_of
 from proctor.runs.network import enter_phase, policy_for, with_network
 from proctor.runs.outcome import Outcome, Verdict, backoff_s, describe, from_grade, from_model_failure
@@ -67,6 +68,7 @@ async def opened(plan: RunPlan, preparation: Preparation, playback: Playback | N
         config, names = gateway_of(plan)
         desk = ModelDesk(await stack.enter_async_context(Gateway(config)), names)
         edge = await stack.enter_async_context(Edge(queue_deadline_s=_ADMISSION_DEADLINE_S))
+        await edge.ready(Isolation.locked(plan.options).runtime)  # refused now, not once a trial
         if plan.predictions is not None:
             from pathlib import Path
 
@@ -115,7 +117,8 @@ class TrialExaminer:
         limits = trial_limits(trial, self._plan.limits)
         record.stages.enter(Stage.ADMISSION)
         kit = self._preparation.kits.get(trial.agent.label, AgentKit())
-        spec = await equipped_spec(self._plan.run_id, trial, image, limits, self._equipment, kit)
+        isolation = Isolation.locked(self._plan.options)
+        spec = await equipped_spec(self._plan.run_id, trial, image, limits, self._equipment, kit, isolation)
         harness = load_harness(trial.agent.ref)
         services = self._desk.services(trial, harness)
         network = self._network(trial, services)
@@ -352,9 +355,10 @@ async def equipped_spec(
     limits: AgentLimits,
     equipment: Equipment,
     kit: AgentKit = _NO_KIT,
+    isolation: Isolation = Isolation(),  # noqa: B008, RUF100 - frozen value
 ) -> SandboxSpec:
     """The agent's sandbox with its own toolkit and the programs that the trial's condition puts into it."""
-    spec = room_spec(run_id, trial, image, limits, kit)
+    spec = isolation.of(room_spec(run_id, trial, image, limits, kit))
     if programs := trial.condition.programs(trial.task):
         spec = replace(spec, layers=(*kit.layers, await equipment.layer(spec, programs)))
     return spec

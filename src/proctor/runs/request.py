@@ -16,6 +16,7 @@ from proctor.agents.registry import load_harness
 from proctor.common import ConfigError, RefusedError, digest_file, digest_json, digest_tree, new_id
 from proctor.runs.conditions import Asked, make_conditions
 from proctor.runs.gateways import check_protocols, gateway_again, gateway_models, load_gateway, locked
+from proctor.runs.isolation import Isolation
 from proctor.runs.lock import unlock_model
 from proctor.runs.network import NetworkGrant
 from proctor.runs.plan import LIMIT_NAMES, AgentSpec, RunPlan, check_unique, effective_limits
@@ -58,6 +59,8 @@ class Request:
     stop_when: str | None = None
     record_snapshots: str | None = None
     gateway: str | None = None
+    runtime: str | None = None
+    min_tier: str | None = None
     run_id: str = field(default_factory=lambda: new_id("run"))
 
 
@@ -86,6 +89,7 @@ def plan_request(request: Request) -> RunPlan:
         split=request.split,
         stop_when=request.stop_when,
         record_snapshots=read_every(request.record_snapshots) if request.record_snapshots else None,
+        isolation=Isolation.parse(request.runtime, request.min_tier),
         gateway_file=request.gateway,
         gateway=gateway,
         predictions=os.path.abspath(request.predictions) if request.predictions is not None else None,
@@ -122,6 +126,7 @@ def plan_again(lock: RunLock) -> RunPlan:
         split=lock.options.get("split"),
         stop_when=lock.options.get("stop_when"),
         record_snapshots=lock.options.get("record_snapshots"),
+        isolation=Isolation.locked(lock.options),
         gateway_file=gateway_file,
         gateway=gateway,
         predictions=lock.predictions,
@@ -183,6 +188,7 @@ def _plan(
     record_snapshots: int | None = None,
     condition: str | None,
     asked: Asked,
+    isolation: Isolation,
     gateway_file: str | None,
     gateway: GatewayConfig | None,
     **rest: Any,
@@ -203,6 +209,7 @@ def _plan(
     options: dict[str, Any] = {"select": list(select), "split": split}
     options |= {"stop_when": stop_when} if stop_when else {}
     options |= {"record_snapshots": record_snapshots} if record_snapshots else {}
+    options |= isolation.as_options()
     options |= locked(gateway_file, gateway)
     options |= {"conditions": asked.as_json(), "condition_given": condition is not None} if asked else {}
     plan = RunPlan(

@@ -24,6 +24,8 @@ class _Frozen:
     and the other one can be read but no longer stacked."""
     kept: bool
     in_memory: bool
+    place: Path | None
+    """Where it is on the machine, if it has a path there; then it is stacked by that, not by its descriptor."""
     users: int = 0
 
 
@@ -35,20 +37,35 @@ class FrozenLayers:
         self._count = 0
         self._layers: dict[str, _Frozen] = {}
 
-    def add(self, upper: int, mount: int, *, kept: bool, in_memory: bool) -> Layer:
+    def add(
+        self,
+        upper: int,
+        mount: int,
+        *,
+        kept: bool,
+        in_memory: bool,
+        place: Path | None = None,
+        size_bytes: int | None = None,
+    ) -> Layer:
         """Freeze the open directory `upper` of the file system `mount`; both descriptors are owned from now on.
 
         With `kept` it lives until `drop`; otherwise until the last sandbox that uses it has ended.
         """
         self._count += 1
         handle = f"{self._edge_id}/layer-{self._count}"
-        size, _ = usage(upper)
+        size = usage(upper)[0] if size_bytes is None else size_bytes
         layer = Layer(path=Path(f"/proc/{os.getpid()}/fd/{upper}"), handle=handle, size_bytes=size)
-        self._layers[handle] = _Frozen(layer, upper, mount, kept, in_memory)
+        self._layers[handle] = _Frozen(layer, upper, mount, kept, in_memory, place)
         return layer
 
-    def descriptor(self, layer: Layer) -> int:
-        """The open directory of a frozen layer; refuses one that this Edge does not hold."""
+    def stacked(self, layer: Layer) -> Path | int:
+        """What a runtime stacks: the path of a layer, or the open directory of one that has none."""
+        if layer.handle is None:
+            return layer.path
+        return self._get(layer).place or self._get(layer).descriptor
+
+    def _get(self, layer: Layer) -> _Frozen:
+        """Refuses a layer that this Edge does not hold."""
         frozen = self._layers.get(layer.handle or "")
         if frozen is None:
             raise RefusedError(
@@ -56,7 +73,7 @@ class FrozenLayers:
                 field="layers",
                 remedy="a frozen layer lives only as long as the Edge that made it",
             )
-        return frozen.descriptor
+        return frozen
 
     def __len__(self) -> int:
         return len(self._layers)
@@ -70,8 +87,7 @@ class FrozenLayers:
         """A sandbox starts to depend on these layers."""
         for layer in layers:
             if layer.handle is not None:
-                self.descriptor(layer)
-                self._layers[layer.handle].users += 1
+                self._get(layer).users += 1
 
     def release(self, layers: tuple[Layer, ...]) -> list[int]:
         """A sandbox depends on these layers no longer. Returns descriptors to close (it may take long)."""

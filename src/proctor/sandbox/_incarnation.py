@@ -139,6 +139,11 @@ class SlotIncarnation:
         return self.launched.slot
 
     @property
+    def place(self) -> None:
+        """It has no name anywhere."""
+        return None
+
+    @property
     def pid(self) -> int:
         """The guest's process id on the machine."""
         return self.launched.pid

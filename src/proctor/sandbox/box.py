@@ -355,7 +355,11 @@ class Box(PausableBox, NetworkedBox):
         except BaseException:
             self._retire(live)
             raise
-        layer = self._edge._frozen.add(upper, mount, kept=kept, in_memory=live.driver == "memory")
+        place = live.place
+        size_bytes = None if place is None else live.stats().disk_bytes
+        layer = self._edge._frozen.add(
+            upper, mount, kept=kept, in_memory=live.driver == "memory", place=place, size_bytes=size_bytes
+        )
         self._edge._frozen.use((layer,))
         self._stack = (*self._stack, layer)
 

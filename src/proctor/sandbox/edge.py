@@ -582,7 +582,7 @@ class Edge:
         self._burial.put(Waste(descriptors=tuple(freed), box=box))
 
     def _paths(self, box: Box, stack: tuple[Layer, ...]) -> tuple[Path | int, ...]:
-        paths = tuple(layer.path if layer.handle is None else self._frozen.descriptor(layer) for layer in stack)
+        paths = tuple(self._frozen.stacked(layer) for layer in stack)
         if box._boundary is None:
             return paths
         folder = self._directory.path / "trust" / box.id

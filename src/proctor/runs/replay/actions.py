@@ -21,6 +21,7 @@ from proctor.common import RefusedError
 from proctor.runs.equipment import Equipment
 from proctor.runs.examiner import equipped_spec, wait_until_healthy
 from proctor.runs.formats import DiffItem
+from proctor.runs.isolation import Isolation
 from proctor.runs.network import enter_phase, policy_for
 from proctor.runs.plan import trial_limits
 from proctor.runs.record import REDACTED, exec_line, read_lines
@@ -186,7 +187,8 @@ async def _repeat(
     task = recorded.trial.task
     limits = trial_limits(recorded.trial, recorded.plan.limits)
     run_id, image, kit = recorded.plan.run_id, recorded.image, recorded.kit
-    spec = await equipped_spec(run_id, recorded.trial, image, limits, Equipment(edge), kit)
+    isolation = Isolation.locked(recorded.plan.options)
+    spec = await equipped_spec(run_id, recorded.trial, image, limits, Equipment(edge), kit, isolation)
     network = policy_for(recorded.plan.network, task.network.agent)
     spec = replace(spec, network=network) if network is not None else spec
     async with await edge.create(spec, faults=recorded.trial.condition.network_faults) as box:

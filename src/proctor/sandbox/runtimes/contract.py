@@ -65,6 +65,11 @@ class Incarnation(Protocol):
         """A process of the machine that is there as long as it is, for watching from outside."""
         ...
 
+    @property
+    def place(self) -> Path | None:
+        """Where the upper is on the machine, if it has a path there that outlives it."""
+        ...
+
     def stats(self) -> Stats:
         """The kernel's counters. Raises FileNotFoundError or ProcessLookupError when they are gone."""
         ...

@@ -41,6 +41,8 @@ class StackImages:
         self._repository = repository
         self._room = room
         self._known: dict[tuple[str, ...], _Known] = {}
+        self._frozen: set[str] = set()
+        self._passing: list[str] = []
         self._making = anyio.Lock()
 
     async def get(self, paths: Sequence[Path | int]) -> str:
@@ -51,11 +53,12 @@ class StackImages:
                 self._known[keys] = await self._make(paths, keys)
             return self._known[keys].reference
 
-    async def commit(self, paths: Sequence[Path | int], upper: int, container: str, name: str) -> None:
+    async def commit(self, paths: Sequence[Path | int], upper: Path, container: str, name: str) -> None:
         """The engine's own image of a stopped container whose changes are `upper`, on top of `paths`."""
         reference = f"{self._repository}:{name.lower()}"
         query = {"container": container, "repo": self._repository, "tag": name.lower(), "pause": "0"}
         await self._engine.call("POST", "/commit", query=query, body={})
+        self._frozen.add(_key(upper))
         keys = (*(_key(path) for path in paths), _key(upper))
         self._known[keys] = _Known(reference, await self._digests(reference))
 
@@ -65,6 +68,11 @@ class StackImages:
         self._known = {keys: known for keys, known in self._known.items() if known.reference != reference}
         await self._engine.call("DELETE", f"/images/{reference}", fine=(404, 409))
 
+    async def close(self) -> None:
+        """Remove what was loaded for stacks that end with this Edge; the others stay for the next."""
+        for reference in self._passing:
+            await self._engine.call("DELETE", f"/images/{reference}", fine=(404, 409))
+
     async def _digests(self, reference: str) -> tuple[str, ...]:
         found = await self._engine.call("GET", f"/images/{reference}/json")
         return tuple(found["RootFS"]["Layers"])
@@ -73,7 +81,7 @@ class StackImages:
         """Load what is not there, above the longest part of the stack that is."""
         below = max((n for n in range(len(keys)) if keys[:n] in self._known), default=0)
         had = self._known[keys[:below]].diff_ids if below else ()
-        stable = not any(key.startswith("inode ") for key in keys)
+        stable = not any(key.startswith("inode ") or key in self._frozen for key in keys)
         name = hashlib.sha256("\n".join(keys).encode()).hexdigest()[:32]
         reference = f"{self._repository}:{name}"
         if stable and await self._engine.call("GET", f"/images/{reference}/json", fine=(404,)) is not None:
@@ -82,6 +90,8 @@ class StackImages:
             archive = Path(folder, "image.tar")
             digests = await anyio.to_thread.run_sync(_write, archive, list(paths[below:]), had, reference)
             await self._engine.call("POST", "/images/load", query={"quiet": "1"}, content=file_chunks(archive))
+        if not stable:
+            self._passing.append(reference)
         return _Known(reference, digests)
 
 

@@ -47,7 +47,7 @@ class Container:
     mechanisms: Mapping[str, str]
     disk_bytes: int
     """More than that on its disk ends it."""
-    on_freeze: Callable[[Container, int], Awaitable[None]]
+    on_freeze: Callable[[Container], Awaitable[None]]
     driver: str = "engine"
     frozen: bool = False
     paused: bool = False
@@ -60,6 +60,11 @@ class Container:
     def channel(self) -> GuestChannel:
         """The channel to the guest."""
         return self.attached
+
+    @property
+    def place(self) -> Path:
+        """The engine's own directory of changes."""
+        return self.upper
 
     def stats(self) -> Stats:
         """The kernel's counters; after the end, the last ones."""
@@ -102,7 +107,7 @@ class Container:
         try:
             await self.kill()
             self.frozen = True
-            await self.on_freeze(self, upper)
+            await self.on_freeze(self)
             return upper, os.dup(upper)
         except BaseException:
             os.close(upper)

@@ -159,7 +159,7 @@ class DockerRuntime:
             counters=counters,
             mechanisms=_mechanisms(group, resources, self._version),
             disk_bytes=resources.disk_mb << 20,
-            on_freeze=lambda frozen, upper: self._keep(order, frozen, upper),
+            on_freeze=lambda frozen: self._keep(order, frozen),
         )
         channel.beside.append(made.watch_disk)
         channel.after = made.look_back
@@ -167,9 +167,9 @@ class DockerRuntime:
 
     # --- frozen disks -----------------------------------------------------------------------------------------------
 
-    async def _keep(self, order: Order, frozen: Container, upper: int) -> None:
+    async def _keep(self, order: Order, frozen: Container) -> None:
         """What a container changed becomes an image for the next ones, and a layer while somebody holds it open."""
-        await self._images.commit(order.paths, upper, frozen.slot, frozen.slot)
+        await self._images.commit(order.paths, frozen.upper, frozen.slot, frozen.slot)
         self._frozen[frozen.slot] = frozen.upper
 
     async def _drop_unused(self) -> None:
@@ -211,6 +211,7 @@ class DockerRuntime:
                 await self._remove(name)
                 if name in self._frozen:
                     await self._images.forget(name)
+            await self._images.close()
         finally:
             await self._engine.aclose()
             self._engine = None
