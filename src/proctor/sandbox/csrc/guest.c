@@ -157,7 +157,8 @@ static bool processes_at_limit(void) {
     ssize_t got = pread(setup.config->count_fd, text, sizeof text - 1, 0);
     if (got <= 0) return false;
     text[got] = '\0';
-    return strtoull(text, NULL, 10) + 1 >= setup.config->count_max; /* the command's own process was one of them */
+    /* The command's own process was one of them, and gVisor refuses at the limit or one above it. */
+    return strtoull(text, NULL, 10) + 2 >= setup.config->count_max;
 }
 
 /* A child that never ran its program. */
