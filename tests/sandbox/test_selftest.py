@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from proctor.cli.main import cli
 from proctor.common import InfraError
-from proctor.sandbox.selftest import ITEMS
+from proctor.sandbox.selftest import ITEMS, table
 from proctor.sandbox.selftest.facts import Facts
 
 
@@ -25,6 +26,11 @@ def test_items_are_numbered_once_and_each_is_checked_or_says_where() -> None:
     assert numbers == sorted(set(numbers))
     for item in ITEMS:
         assert bool(item.facts or item.live) != bool(item.elsewhere), item
+
+
+def test_the_threat_model_has_the_same_list() -> None:
+    page = Path(__file__).parents[2] / "docs/design/threat-model.md"
+    assert page.read_text().endswith(table()), "write proctor.sandbox.selftest.table() at its end"
 
 
 @pytest.mark.sandbox

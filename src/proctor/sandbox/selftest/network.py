@@ -66,7 +66,7 @@ def version_six(facts: Facts, view: View) -> Verdict:
 def other_protocols(facts: Facts, view: View) -> Verdict:
     """Raw sockets, UDP, QUIC and SCTP have nowhere to go."""
     raw = {key: value for key, value in facts.group("socket.").items() if key.endswith("raw") or key == "sctp"}
-    wrong = {key: value for key, value in raw.items() if value not in REFUSED}
+    wrong = {key: value for key, value in raw.items() if value not in REFUSED | {"EINVAL"}}
     if view.network == "open":
         return judge(wrong, f"{len(raw)} kinds of socket refused; UDP is the machine's")
     thrown = facts.group("throw.")

@@ -140,8 +140,12 @@ static long leave_chroot(const void *unused) {
     int fd = open("/", O_RDONLY | O_DIRECTORY);
     if (fd < 0 || mkdir(chroot_place, 0755) < 0) return -1;
     if (chroot(chroot_place) < 0 || fchdir(fd) < 0) return -1;
-    if (strcmp(climb(&root_info), "root") != 0) _exit(255);
-    return chroot(".");
+    if (strcmp(climb(&root_info), "root") == 0) return chroot(".");
+    DIR *outside = opendir(".");
+    unsigned count = 0;
+    for (struct dirent *entry; outside != NULL && (entry = readdir(outside)) != NULL;) count += entry->d_name[0] != '.';
+    errno = count > 0 || outside == NULL ? ENOTEMPTY : ENODATA; /* outside, and something is there, or nothing */
+    return -1;
 }
 
 static void tell_ways_out(void) {
