@@ -36,6 +36,8 @@ def check(spec: SandboxSpec) -> None:
     for name, value in (("cpus", resources.cpus), ("memory_mb", resources.memory_mb), ("pids", resources.pids)):
         if not value > 0:
             raise ConfigError(f"must be above zero, not {value}", field=f"resources.{name}")
+    if spec.self_test and resources.pids < 2:
+        raise ConfigError(f"the self-test needs 2 processes, not {resources.pids}", field="resources.pids")
     for mount in spec.mounts:
         if not mount.source.is_absolute() or not mount.target.startswith("/"):
             raise ConfigError(f"{mount.source} at {mount.target}: both paths must be absolute", field="mounts")
