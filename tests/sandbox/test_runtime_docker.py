@@ -7,13 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 from proctor.common import ProctorError, RefusedError
-from proctor.sandbox import Edge, Image, Layer, Tier
+from proctor.sandbox import Edge, Image, LaunchError, Layer, Tier
+from proctor.sandbox.native.launcher import LauncherConfig
 from proctor.sandbox.runtimes.docker.engine import Engine, socket_path
 from proctor.sandbox.runtimes.docker.profile import seccomp_profile
 from proctor.sandbox.sweep import home_tag
@@ -22,7 +24,6 @@ from .edges import small, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.anyio, pytest.mark.sandbox, pytest.mark.usefixtures("docker_engine")]
 
@@ -172,6 +173,28 @@ async def test_an_engine_that_is_not_there_or_not_here_is_refused(
                 await edge.create(small(runtime="docker"))
             assert refused.value.field == "runtime"
         assert not edge.boxes
+
+
+async def test_without_native_sandboxes_an_edge_still_runs_containers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that is too old, a machine without control groups for us: Docker is all there is."""
+    monkeypatch.setattr("proctor.sandbox.runtimes.native.LauncherConfig", _unbuilt)
+    async with Edge(tmp_path, pool_size=1) as edge:
+        try:
+            await edge.ready("docker")
+        except ProctorError as error:
+            pytest.skip(f"runtime docker: {error.message}")
+        async with await edge.create(small(runtime="docker")) as box:
+            assert (await box.exec("echo fine")).text == "fine\n"
+        for runtime in ("native", "runsc"):
+            with pytest.raises(LaunchError, match="is not built"):
+                await edge.create(small(runtime=runtime))
+    assert [path.name for path in (tmp_path / "edges").iterdir()] == ["lock"]
+
+
+def _unbuilt(**fields: object) -> LauncherConfig:
+    return LauncherConfig(**fields, binary=Path("/no/such/proctor-init"))  # type: ignore[arg-type]
 
 
 async def test_an_image_that_cannot_start_is_a_launch_error_and_leaves_nothing(edge: Edge, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from proctor.common import ProctorError, RefusedError
-from proctor.sandbox import Edge, SandboxSpec, Tier
+from proctor.sandbox import Edge, Lifecycle, Resources, SandboxSpec, Tier
 from proctor.sandbox.native.cgroup import CgroupLayout
 from proctor.sandbox.native.guardfilter import docker_program, gvisor_program
 from proctor.sandbox.native.syscall_numbers import numbers
@@ -61,6 +61,15 @@ def test_what_a_runtime_cannot_do_is_refused_by_its_field() -> None:
     with pytest.raises(RefusedError) as refused:
         capabilities_of("runsc").refuse(SandboxSpec(runtime="runsc", network="open"))
     assert refused.value.field == "network"
+    with pytest.raises(RefusedError) as refused:
+        capabilities_of("runsc").refuse(SandboxSpec(runtime="runsc", resources=Resources(memory_mb=47)))
+    assert refused.value.field == "resources.memory_mb"
+    with pytest.raises(RefusedError) as refused:
+        capabilities_of("docker").refuse(SandboxSpec(runtime="docker", lifecycle=Lifecycle(durable=True)))
+    assert refused.value.field == "lifecycle.durable"
+    with pytest.raises(RefusedError) as refused:
+        capabilities_of("docker").refuse(SandboxSpec(runtime="docker", resources=Resources(disk_driver="loop")))
+    assert refused.value.field == "resources.disk_driver"
     with pytest.raises(RefusedError) as refused:
         capabilities_of("rkt")
     assert refused.value.field == "runtime"

@@ -133,7 +133,7 @@ class Edge:
             durable: Durability = "adopting" if self._directory.adopted else "durable" if self._durable else "tied"
             self._runtimes = Runtimes(self.id, self.home, pool_size=self._pool_size, durable=durable)
             stack.push_async_callback(self._stop_runtimes)
-            await self._runtimes.get("native")
+            await self._start_native(durable)
             point("start:after-launcher")
             self._frozen = FrozenLayers(self.id)
             stack.callback(self._images.close)
@@ -168,6 +168,18 @@ class Edge:
                         ends.start_soon(self._end_logged, box, EndReason.CLOSED, "the Edge ended")
             self._burial.discard(self._frozen.close())
             await self._burial.finish()
+
+    async def _start_native(self, durable: Durability) -> None:
+        """Ahead of the first sandbox, so that its pool is filled.
+
+        Where it cannot work, other runtimes may; whoever asks for it is told why it does not.
+        """
+        try:
+            await self._runtimes.get("native")
+        except (RefusedError, LaunchError) as error:
+            if durable != "tied":
+                raise
+            log.warning("no native sandboxes here: %s", error.line())
 
     async def _stop_runtimes(self) -> None:
         point("stop:before-launcher")

@@ -22,6 +22,8 @@ class Capabilities:
     """What it achieves; the first where the machine allows it, and never less than the last."""
     needs: str
     networks: tuple[str, ...]
+    least_memory_mb: int
+    """What an empty sandbox needs, and a little."""
     over_memory: Literal["command", "sandbox"]
     """What ends, with reason OOM, when the memory limit is exceeded."""
     over_pids: Literal["command", "sandbox"]
@@ -47,6 +49,12 @@ class Capabilities:
         if spec.min_tier is not None and spec.min_tier.rank > self.tiers[0].rank:
             able = [one.runtime for one in CAPABILITIES.values() if one.tiers[0].rank >= spec.min_tier.rank]
             raise self._refusal(f"runtime {self.runtime} achieves {self.tiers[0]}", "min_tier", tuple(able), "runtime ")
+        if spec.resources.memory_mb < self.least_memory_mb:
+            raise RefusedError(
+                f"runtime {self.runtime} needs {self.least_memory_mb} MB, not {spec.resources.memory_mb}",
+                field="resources.memory_mb",
+                remedy="allow more, or use native",
+            )
         if spec.lifecycle.durable and not self.durable:
             raise self._refusal(f"sandboxes of {self.runtime} end with their Edge", "lifecycle.durable", ("native",))
         if spec.mounts and not self.mounts:
@@ -72,6 +80,7 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
             tiers=(_USER_NAMESPACE,),
             needs="root, Linux 5.19",
             networks=("none", "allow", "open"),
+            least_memory_mb=1,
             over_memory="command",
             over_pids="command",
             disk_limit="kernel",
@@ -89,6 +98,7 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
             tiers=(Tier.GVISOR,),
             needs="what native needs, and runsc",
             networks=("none", "allow"),
+            least_memory_mb=48,
             over_memory="sandbox",
             over_pids="sandbox",
             disk_limit="kernel",
@@ -106,6 +116,7 @@ CAPABILITIES: Final[dict[str, Capabilities]] = {
             tiers=(Tier.NAMESPACES,),
             needs="root, Docker Engine 20.10 with overlay2 on this machine",
             networks=("none", "allow"),
+            least_memory_mb=8,
             over_memory="command",
             over_pids="command",
             disk_limit="watched",
@@ -144,6 +155,7 @@ _ROWS: Final = (
     ("isolation tier", lambda one: " or ".join(one.tiers)),
     ("needs", lambda one: one.needs),
     ("network", lambda one: ", ".join(one.networks)),
+    ("least memory", lambda one: f"{one.least_memory_mb} MB"),
     ("memory limit exceeded ends", lambda one: f"the {one.over_memory}"),
     ("a storm of forks ends", lambda one: f"the {one.over_pids}"),
     ("disk limit", lambda one: {"kernel": "a write beyond it fails", "watched": "ends the sandbox"}[one.disk_limit]),

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from proctor.sandbox.runtimes.contract import RuntimeDriver
 
 
+_BUILT_ON = {"runsc": ("native",)}
+
+
 class Runtimes:
     """The runtimes of one Edge, each started when it is first asked for."""
 
@@ -47,8 +50,10 @@ class Runtimes:
             if name in self._started:
                 return self._started[name]
             driver = self._drivers[capabilities_of(name).runtime]
-            await driver.start()
-            self._started[name] = driver
+            for one in (*_BUILT_ON.get(name, ()), name):
+                if one not in self._started:
+                    await self._drivers[one].start()
+                    self._started[one] = self._drivers[one]
             return driver
 
     async def close(self) -> None:
