@@ -74,21 +74,44 @@ _OWN_NETWORK = (
 
 
 def run_guest(
-    binary: Path, reports: Path, script: list[bytes], rng: random.Random, *, patient: bool, reading: bool = False
+    binary: Path,
+    reports: Path,
+    script: list[bytes],
+    rng: random.Random,
+    *,
+    patient: bool,
+    reading: bool = False,
+    hosts: int = 1,
 ) -> int:
-    """Give one guest a script of frames, hang up, and return its exit status."""
+    """Give one guest a script of frames, hang up, and return its exit status. With more `hosts` it is durable, and gets
+    the script again from each of them."""
     ours, theirs = socket.socketpair()
+    bell, attach = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     enter = ["unshare", "--fork", "--pid", "--mount-proc", "--kill-child", "--net"]
     enter += ["sh", "-c", _OWN_NETWORK + 'exec "$@"', "sh"]
     drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     options = f"detect_leaks=0:exitcode=99:log_path={reports}/report"
     process = subprocess.Popen(
-        [*enter, *drop, str(binary), "guest-dev", str(theirs.fileno())],
-        pass_fds=[theirs.fileno()],
+        [*enter, *drop, str(binary), "guest-dev", str(theirs.fileno()), *(["-", str(attach.fileno())] * (hosts > 1))],
+        pass_fds=[theirs.fileno(), attach.fileno()],
         cwd="/",
         env={"ASAN_OPTIONS": options, "UBSAN_OPTIONS": f"print_stacktrace=1:exitcode=99:log_path={reports}/report"},
     )
     theirs.close()
+    attach.close()
+    for number in range(hosts):
+        if number:
+            ours, theirs = socket.socketpair()
+            with contextlib.suppress(BrokenPipeError):
+                socket.send_fds(bell, [b"c"], [theirs.fileno()])
+            theirs.close()
+        say(ours, script, rng, patient=patient, reading=reading)
+    bell.close()
+    return process.wait(30)
+
+
+def say(ours: socket.socket, script: list[bytes], rng: random.Random, *, patient: bool, reading: bool) -> None:
+    """Say it all, cut where no frame ends, and hang up."""
     ours.settimeout(5)
     if reading:
         threading.Thread(target=_drain, args=(ours.dup(),), daemon=True).start()
@@ -110,7 +133,6 @@ def run_guest(
         with contextlib.suppress(OSError):
             ours.shutdown(socket.SHUT_RDWR)  # a copy of it may be being read
         ours.close()
-    return process.wait(30)
 
 
 def _drain(sock: socket.socket) -> None:
@@ -152,6 +174,7 @@ def honest(rng: random.Random, exec_id: int) -> list[bytes]:
                 frame(FrameType.CREDIT, exec_id, 1, U32.pack(rng.choice([0, 1, 262_144]))),
                 frame(FrameType.RESIZE, exec_id, 0, terminal_size(rng.choice([1, 65_535]), 24)),
                 frame(FrameType.KILLALL),
+                frame(FrameType.DONE, exec_id),
             ],
             rng.randrange(4),
         ),
@@ -258,13 +281,15 @@ def rehearse(seed: int, wrong: str, folder: Path) -> tuple[list[bytes], random.R
     return (mutated(rng, script) if "frames" in wrong else script), rng
 
 
-@pytest.mark.parametrize("wrong", ["nothing", "frames", "trees", "network", "network frames"])
+@pytest.mark.parametrize("wrong", ["nothing", "frames", "trees", "network", "network frames", "hosts"])
 def test_no_script_makes_the_guest_misbehave(sanitized: Path, reports: Path, wrong: str) -> None:
     first, deadline, runs = 20_261_130, time.monotonic() + SECONDS, 0
     while time.monotonic() < deadline or runs < 10:
         script, rng = rehearse(first + runs, wrong, reports / "trees")
         patient, reading = wrong in ("trees", "network"), "network" in wrong
-        status = run_guest(sanitized, reports, script, rng, patient=patient, reading=reading)
+        hosts = rng.choice([2, 4]) if wrong == "hosts" else 1
+        reading = reading or (hosts > 1 and rng.random() < 0.5)
+        status = run_guest(sanitized, reports, script, rng, patient=patient, reading=reading, hosts=hosts)
         found = [path.read_text(errors="replace")[:4000] for path in sorted(reports.glob("report*"))]
         assert (status, found) == (0, []), f"seed {first + runs}"
         runs += 1

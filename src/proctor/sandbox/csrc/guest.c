@@ -15,6 +15,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -431,6 +432,8 @@ static int say_hello(uint32_t more) {
 /* The host has gone, or has lied. -1 unless another can come. */
 static int hang_up(void) {
     if (attach_fd < 0) return -1;
+    /* Whoever else holds a copy of it, the host shall see its end. */
+    if (guest_channel.fd >= 0) (void)shutdown(guest_channel.fd, SHUT_RDWR);
     close_fd(&guest_channel.fd);
     guest_channel.in_start = guest_channel.in_end = guest_channel.out_start = guest_channel.out_end = 0;
     request.id = 0;
