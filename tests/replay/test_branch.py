@@ -21,6 +21,7 @@ from proctor.runs.lock import make_lock, write_lock
 from proctor.runs.preparation import prepare_all
 from proctor.runs.progress import LineProgress
 from proctor.runs.record import read_lines
+from proctor.runs.replay.actions import replay_actions
 from proctor.runs.replay.branch import Change, branch, read_files, read_reply, score_of, worth_of
 from proctor.runs.replay.point import find_point
 from proctor.runs.replay.recorded import find_recorded
@@ -111,6 +112,12 @@ async def test_a_changed_file_and_a_changed_reply_and_a_second_ask(tmp_path: Pat
         source.write_text("42\n")
         wrote = await branched(run, 4, read_files((f"/app/note.txt={source}",)), tmp_path / "w")
         assert str(wrote.arms["changed"][0].outcome) == "resolved"
+        # A branch can be done again itself, and branched off: what the host changed is in its record.
+        parent = await find_recorded(tmp_path / "w", "toy")
+        async with Edge(pool_size=1) as edge:
+            assert (await replay_actions(parent, edge)).differences == 0
+        further = await branch(parent, 6, Change(), tmp_path / "w2")
+        assert str(further.arms["changed"][0].outcome) == "resolved"
         reply = tmp_path / "reply.json"
         act = {"name": "bash", "arguments": {"command": "printf 42 > answer.txt"}}
         reply.write_text(json.dumps({"text": "I know", "tool_calls": [act, {"name": "finish", "arguments": {}}]}))

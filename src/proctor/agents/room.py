@@ -91,6 +91,8 @@ class RoomEvent:
     """What a file held that was read, or a directory that was listed."""
     replayed: bool = False
     """Not executed: what an earlier trial saw was given back."""
+    by_host: bool = False
+    """Not the agent's doing: the host changed a file at a branch."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for `exec.jsonl`: sizes and digests of the output, not the output itself."""

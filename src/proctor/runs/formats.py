@@ -157,6 +157,8 @@ class ParentLock(_Record):
     step: int | None = None
     change: str | None = None
     restored: Literal["replay", "snapshot"] | None = None
+    endpoint: str | None = None
+    """Where the model is in truth: the agents of these trials have the address at which answers were played."""
 
 
 class RunLock(_Record):
@@ -390,6 +392,8 @@ class ExecLine(_Record):
     """How the call was made to go wrong on purpose: `fail`, `timeout` or `truncate`."""
     replayed: bool | None = None
     """Not executed: what the parent's record has was given back (a branch that began at a snapshot)."""
+    by_host: bool | None = None
+    """Not the agent's doing: the host changed a file at the point where a branch begins."""
 
 
 COUNT = "count_tokens"

@@ -437,6 +437,7 @@ def exec_line(event: RoomEvent, seq: int, *, input_digest: str | None = None) ->
         error=event.error,
         injected=event.injected,
         replayed=event.replayed or None,
+        by_host=event.by_host or None,
         **_observed(event.result),
     )
 

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from anyio import to_thread
 
-from proctor.common import ConfigError, InfraError, RefusedError
+from proctor.agents.room import Given, RoomEvent
+from proctor.common import ConfigError, InfraError, RefusedError, digest_bytes
 from proctor.models.loopback import served
+from proctor.runs.clock import now_iso
 from proctor.runs.replay.again import branching_gateway, carry_out, plan_of
 from proctor.runs.replay.answers import AnswerServer, Live
 from proctor.runs.replay.calls import calls_of, divergences
@@ -186,6 +188,7 @@ async def branch(
         trials = [_trial(recorded, arm, number, live, f"{url}/v1") for number in range(1, count + 1) for arm in arms]
         restored = "snapshot" if snapshot is not None else "replay"
         parent = {"kind": "branch", "step": step, "change": change.text, "restored": restored}
+        parent["endpoint"] = playback.endpoint
         plan = plan_of(recorded, trials, parent, found[0] if found is not None else None)
         execution = await carry_out(recorded, plan, directory, playback, on_event)
     done = {arm: tuple(execution.results[one.id] for one in trials if one.agent.label.endswith(f".{arm}"))
@@ -219,7 +222,10 @@ def live_model(recorded: Recorded) -> ModelSpec:
     agent = next(one for one in recorded.lock.agents if one.label == recorded.trial.agent.label)
     if agent.model is None:
         raise RefusedError("its agent has no model to go on with", field=recorded.result.trial_id)
-    return unlock_model(agent.model)
+    model = unlock_model(agent.model)
+    parent = recorded.lock.parent
+    # The model of a trial that was made from another is in its lock where recorded answers were played.
+    return replace(model, base_url=parent.endpoint) if parent is not None and parent.endpoint else model
 
 
 def _acts(recorded: Recorded, point: Point) -> bool:
@@ -239,6 +245,13 @@ def _trial(recorded: Recorded, arm: str, number: int, live: ModelSpec, url: str)
     agent = recorded.trial.agent
     changed = replace(agent, label=f"{agent.label}.{arm}", model=replace(live, base_url=url))
     return replace(recorded.trial, id=f"{recorded.result.trial_id}.{arm}.{number}", agent=changed, attempt=number)
+
+
+def host_write(path: str, content: bytes) -> RoomEvent:
+    """A file that the host changed, as the execution log has it: so the branch can be done again itself."""
+    given = Given(data=content)
+    event = RoomEvent("write", path, now_iso(), 0.0, 0.0, None, len(content), digest_bytes(content), given=given)
+    return replace(event, by_host=True)
 
 
 class _Branching:
@@ -273,6 +286,7 @@ class _Branching:
         async def on_branch() -> None:
             for path, content in ((change.files or {}) if change is not None else {}).items():
                 await box.write(path, content, mode=None)
+                record.room_event(host_write(path, content))
 
         # With a change of the reply, or none at all, the step itself is the first that is live; else its recorded reply
         # is kept. Without the change, what a file was worth is told by asking the model again as well.

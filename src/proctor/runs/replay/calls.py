@@ -93,7 +93,12 @@ async def replay_calls(recorded: Recorded, directory: Path | None = None) -> Cal
     async with served(server.app) as url, _kept(directory) as place:
         agent = replace(recorded.trial.agent, model=replace(model, base_url=f"{url}/v1", api_key_env=None))
         trial = replace(recorded.trial, agent=agent)
-        plan = plan_of(recorded, [trial], {"kind": "model-calls"}, replaying_gateway(recorded, f"{url}/v1"))
+        plan = plan_of(
+            recorded,
+            [trial],
+            {"kind": "model-calls", "endpoint": model.base_url},
+            replaying_gateway(recorded, f"{url}/v1"),
+        )
         execution = await carry_out(recorded, plan, place, Beginning(server))
         record = place / "trials" / trial.id
         observed = tuple(_pairs(list(recorded.execs()), list(read_execs(record))))

@@ -61,7 +61,7 @@ class PlaybackRoom:
 
     async def bash(self, command: str, *, timeout_s: float | None = None) -> ExecResult:
         """See `Room.bash`."""
-        line = self._take("bash", command)
+        line = await self._take("bash", command)
         if line is None:
             return self._changed(await self._room.bash(command, timeout_s=timeout_s))
         if not self._execute:
@@ -78,7 +78,7 @@ class PlaybackRoom:
         secret: str | None = None,
     ) -> ExecResult:
         """See `Room.run`."""
-        line = self._take("run", " ".join(part.replace(secret, HIDDEN) if secret else part for part in argv))
+        line = await self._take("run", " ".join(part.replace(secret, HIDDEN) if secret else part for part in argv))
         if line is not None and not self._execute:
             return self._recorded(line)
         result = await self._room.run(argv, env=env, stdin=stdin, limit=limit, secret=secret)
@@ -86,7 +86,7 @@ class PlaybackRoom:
 
     async def read(self, path: str) -> bytes:
         """See `Room.read`."""
-        line = self._take("read", self._room.absolute(path))
+        line = await self._take("read", self._room.absolute(path))
         if line is None:
             data = await self._room.read(path)
             changed, self._then_see = self._then_see, None
@@ -101,7 +101,7 @@ class PlaybackRoom:
 
     async def write(self, path: str, data: bytes) -> None:
         """See `Room.write`."""
-        line = self._take("write", self._room.absolute(path))
+        line = await self._take("write", self._room.absolute(path))
         if line is None or self._execute:
             await self._room.write(path, data)
         else:
@@ -109,7 +109,7 @@ class PlaybackRoom:
 
     async def list(self, path: str) -> builtins.list[FileStat]:
         """See `Room.list`."""
-        line = self._take("list", self._room.absolute(path))
+        line = await self._take("list", self._room.absolute(path))
         if line is None or self._execute:
             return await self._room.list(path)
         self._answer(line)
@@ -119,7 +119,7 @@ class PlaybackRoom:
 
     async def upload(self, source: Path, target: str) -> None:
         """See `Room.upload`."""
-        line = self._take("upload", self._room.absolute(target))
+        line = await self._take("upload", self._room.absolute(target))
         if line is None or self._execute:
             await self._room.upload(source, target)
         else:
@@ -127,14 +127,19 @@ class PlaybackRoom:
 
     async def remove(self, path: str) -> None:
         """See `Room.remove`."""
-        line = self._take("remove", self._room.absolute(path))
+        line = await self._take("remove", self._room.absolute(path))
         if line is None or self._execute:
             await self._room.remove(path)
         else:
             self._answer(line)
 
-    def _take(self, kind: str, subject: str) -> ExecLine | None:
-        """The recorded call that this one is; calls of one step may have come in another order."""
+    async def _take(self, kind: str, subject: str) -> ExecLine | None:
+        """The recorded call that this one is; calls of one step may have come in another order. What the host changed
+        before it (the parent was a branch itself) is changed first."""
+        while self._pending and self._pending[0].by_host:
+            line = self._pending.popleft()
+            if self._execute:
+                await self.sandbox.write(line.subject, read_input(self._source, line.input or ""), mode=None)
         if not self._pending:
             return None
         for line in self._pending:
