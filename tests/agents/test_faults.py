@@ -94,6 +94,15 @@ async def test_what_the_harness_itself_runs_is_no_tool_call(tmp_path: Path) -> N
     assert events[0].injected is None
 
 
+async def test_what_the_harness_brings_and_takes_away_is_no_tool_call(tmp_path: Path) -> None:
+    events: list[RoomEvent] = []
+    inside = room(tmp_path, "fail", events)
+    (tmp_path / "brought").mkdir()
+    await inside.remove("brought")
+    assert not (tmp_path / "brought").exists()
+    assert [event.injected for event in events] == [None]
+
+
 def test_a_cut_output_never_grows_and_counts_right() -> None:
     for output in (Output(), Output(b"x"), Output(b"abc" * 50), Output(b"a" * 10, 1000, b"b" * 10)):
         short = cut(output)

@@ -227,7 +227,7 @@ def test_nothing_in_common_is_refused_with_the_reason() -> None:
         claim(single("a", "!!!"), single("b", "+-+"))
 
 
-@pytest.mark.parametrize("terms", [{"level": 1.5}, {"power": 0}, {"effect": 2}, {"score": "nice"}])
+@pytest.mark.parametrize("terms", [{"level": 1.5}, {"power": 0}, {"effect": 2}, {"score": "nice"}, {"seed": -3}])
 def test_bad_terms(terms: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         Terms(**terms)  # type: ignore[arg-type]

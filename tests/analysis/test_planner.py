@@ -140,7 +140,18 @@ def test_clusters_are_worth_less() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"effect": 0.0}, {"effect": 1.5}, {"tasks": 0}, {"budget_usd": 100.0}, {"budget_usd": -1.0, "tasks": 5}],
+    [
+        {},
+        {"effect": 0.0},
+        {"effect": 1.5},
+        {"tasks": 0},
+        {"budget_usd": 100.0},
+        {"budget_usd": -1.0, "tasks": 5},
+        {"effect": math.nan},
+        {"effect": 1e-300},
+        {"budget_usd": math.nan, "tasks": 5},
+        {"budget_usd": math.inf, "tasks": 5},
+    ],
 )
 def test_what_cannot_be_planned_is_refused(arguments: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
@@ -148,11 +159,16 @@ def test_what_cannot_be_planned_is_refused(arguments: dict[str, float]) -> None:
 
 
 def test_nonsense_is_refused() -> None:
-    for wrong in ({"spread": Spread(-1.0)}, {"design_effect": 0.0}, {"cost_per_trial": math.inf}):
+    for wrong in (
+        {"spread": Spread(-1.0)}, {"spread": Spread(math.nan)}, {"spread": Spread(0.1, math.inf)},
+        {"design_effect": 0.0}, {"design_effect": math.nan}, {"cost_per_trial": math.inf},
+        {"alpha": math.nan}, {"power": 0.0},
+    ):  # fmt: skip
         with pytest.raises(ConfigError):
             Assumptions(**wrong)  # type: ignore[arg-type]
     for call in (
         lambda: audits_needed(0),
+        lambda: audits_needed(1e-300),
         lambda: audits_needed(0.1, population=0),
         lambda: catch_probability(5, 6, 1),
         lambda: flake_bound(0),

@@ -114,6 +114,7 @@ def test_a_named_condition_takes_every_change_at_once_and_no_plain_trials(toys: 
         ({"ablate": ("budget=0",)}, "not in (0, 1000]"),
         ({"perturb": ("order",)}, "changes nothing in its instruction"),
         ({"tool_faults": ("0.1", "0.2"), "condition": "x"}, "once"),
+        ({"perturb": ("noise",), "condition": "plain"}, "cannot be called plain"),
         ({"tool_faults": ("0.1",), "stop_when": "difference"}, "does not go with"),
     ],
 )

@@ -111,6 +111,8 @@ def aggregate(
 def _check(options: Options) -> None:
     if not 0 < options.level < 1:
         raise ConfigError(f"{options.level} is not a level", field="level", remedy="a number between 0 and 1")
+    if options.seed < 0:
+        raise ConfigError(f"{options.seed} is negative", field="seed", remedy="0 or more")
     for name, weights in options.weights.items():
         if any(not math.isfinite(weight) or weight < 0 for weight in weights.values()):
             raise ConfigError("weights are finite and not negative", field=f"weights.{name}")

@@ -67,6 +67,8 @@ class Terms:
         for name, value in (("level", self.level), ("power", self.power), ("effect", self.effect)):
             if value is not None and not 0 < value < 1:
                 raise ConfigError(f"{value:g} is not between 0 and 1", field=f"--{name}")
+        if self.seed < 0:
+            raise ConfigError(f"{self.seed} is negative", field="--seed", remedy="0 or more")
         if self.score not in ("score", "resolved"):
             raise ConfigError(f"{self.score!r} is neither score nor resolved", field="--score")
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 TYPICAL = Spread(between=1 / 9, first=1 / 6, second=1 / 6)
 """Miller's example (arXiv 2411.00640): pass-or-fail tasks of every difficulty, agents that differ from task to task."""
+_LEAST = 1e-6
+"""Smaller differences and shares are refused: nothing of that size is ever found, and arithmetic ends there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +38,13 @@ class Assumptions:
     """False when nothing is known of how runs of one task vary: then only one attempt can be planned."""
 
     def __post_init__(self) -> None:
-        if min(self.spread.between, self.spread.first, self.spread.second) < 0:
-            raise ConfigError("a variance is negative", field="--between, --within", remedy="0 or more")
-        if self.design_effect <= 0:
-            raise ConfigError(f"{self.design_effect:g} is not positive", field="--design-effect")
+        for name, value in (("--level", 1 - self.alpha), ("--power", self.power)):
+            if not 0 < value < 1:
+                raise ConfigError(f"{value:g} is not between 0 and 1", field=name)
+        if not all(0 <= one < math.inf for one in (self.spread.between, self.spread.first, self.spread.second)):
+            raise ConfigError("this is not a variance", field="--between, --within", remedy="0 or more")
+        if not 0 < self.design_effect < math.inf:
+            raise ConfigError(f"{self.design_effect:g} is not a positive number", field="--design-effect")
         if self.cost_per_trial is not None and not 0 <= self.cost_per_trial < math.inf:
             raise ConfigError(f"{self.cost_per_trial:g} is not a cost", field="--cost-per-trial", remedy="0 or more")
 
@@ -103,8 +108,12 @@ def options(
     if effect is None and tasks is None and budget_usd is None:
         raise ConfigError("nothing is given to plan from", field="--effect", remedy="or give --tasks, or --budget")
     for name, value in (("--effect", effect), ("--tasks", tasks), ("--budget", budget_usd)):
-        if value is not None and (value <= 0 or (name == "--effect" and value >= 1)):
-            raise ConfigError(f"{value:g} is out of range", field=name)
+        if value is None:
+            continue
+        if name == "--effect" and not _LEAST <= value < 1:
+            raise ConfigError(f"{value:g} is not between {_LEAST:g} and 1", field=name, remedy="0.03 is three points")
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{value:g} is not a positive number", field=name)
     if effect is None and tasks is None and not assumptions.cost_per_trial:
         raise ConfigError("a budget buys nothing while the cost of a trial is unknown", field="--cost-per-trial",
                           remedy="give it, or a run to take it from")  # fmt: skip
@@ -168,9 +177,9 @@ def audits_needed(prevalence: float, *, confidence: float = 0.95, population: in
 
     1 - (1 - prevalence)^n, or the hypergeometric of a finite population: 59, 149, 299 for 5, 2, 1 % at 95 %.
     """
-    for name, value in (("--prevalence", prevalence), ("--confidence", confidence)):
-        if not 0 < value < 1:
-            raise ConfigError(f"{value:g} is not between 0 and 1", field=name)
+    for name, value, least in (("--prevalence", prevalence, _LEAST), ("--confidence", confidence, 0)):
+        if not least <= value < 1 or value == 0:
+            raise ConfigError(f"{value:g} is not between {least:g} and 1", field=name)
     needed = math.ceil(math.log(1 - confidence) / math.log(1 - prevalence) - 1e-12)
     if population is None:
         return Audit(prevalence, confidence, None, needed, "binomial")

@@ -121,6 +121,9 @@ def make_conditions(asked: Asked, name: str | None, tasks: Iterable[Task]) -> tu
     found = list(_each(asked))
     if not found:
         return (Condition(name or PLAIN),)
+    if name == PLAIN:
+        raise ConfigError(f"what is changed cannot be called {PLAIN}", field="--condition",
+                          remedy="another name, or leave --condition out to run plain trials too")  # fmt: skip
     found = [Condition(), *found] if name is None else [_together(name, found)]
     names = [condition.name for condition in found]
     if twice := next((name for name in names if names.count(name) > 1), None):
