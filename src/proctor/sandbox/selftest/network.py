@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from proctor.sandbox.selftest.checks import NO_WAY, REFUSED, Verdict, judge, not_applicable
+from proctor.sandbox.selftest.checks import NO_WAY, REFUSED, Verdict, judge, not_applicable, red
 
 if TYPE_CHECKING:
     from proctor.sandbox.selftest.checks import View
@@ -88,6 +88,10 @@ def listeners(facts: Facts, view: View) -> Verdict:
     """Nothing listens inside that the sandbox did not start: there is nobody to forge a call to."""
     if view.network == "open":
         return _OPEN
+    if facts.one("listeners") not in ("?", "1"):
+        return red(f"/proc/net/tcp: {facts.one('listeners')}")
+    if facts.one("listeners") == "?":
+        return not_applicable("the full form looks for listeners")
     allowed = {_NAME_SERVER} if view.network == "carried" else set()
     wrong = {name: "listens" for name in facts.many("listener") if name not in allowed}
     return judge(

@@ -74,12 +74,12 @@ static long call_32_bit(const void *unused) {
     return -1;
 }
 
-static void try_foreign(int foreign) {
-    if (foreign) say("call.i386", "%s", apart(call_32_bit, NULL));
+static void try_foreign(int whole) {
+    if (whole) say("call.i386", "%s", apart(call_32_bit, NULL));
     say("call.x32", "%s", outcome(syscall(0x40000000L + SYS_getpid)));
 }
 #else
-static void try_foreign(int foreign) { (void)foreign; }
+static void try_foreign(int whole) { (void)whole; }
 #endif
 
 static void try_families(void) {
@@ -139,7 +139,7 @@ static void try_mknod(void) {
     }
 }
 
-void tell_calls(int foreign) {
+void tell_calls(int whole) {
     memset(scratch, 0, sizeof scratch);
     static const unsigned long namespaces[] = {CLONE_NEWUSER, CLONE_NEWNS, CLONE_NEWNET, CLONE_NEWPID};
     const struct perf_event_attr perf = {.type = PERF_TYPE_SOFTWARE, .size = sizeof perf, .config = PERF_COUNT_SW_DUMMY};
@@ -207,7 +207,7 @@ void tell_calls(int foreign) {
         snprintf(key, sizeof key, "call.clone-%lx", namespaces[i]);
         say(key, "%s", apart(clone_flags, &namespaces[i]));
     }
-    try_foreign(foreign);
+    try_foreign(whole);
     try_families();
     try_ioctls();
     try_mknod();

@@ -42,16 +42,16 @@ const char *apart(long (*attempt)(const void *), const void *argument) {
     return outcome(errno == 0 ? 0 : -1);
 }
 
-static int tell_everything(int foreign) {
+static int tell_everything(int whole) {
     static char buffer[1 << 16];
     setvbuf(stdout, buffer, _IOFBF, sizeof buffer);
     say("probe", "1");
     tell_identity();
-    tell_calls(foreign);
+    tell_calls(whole);
     tell_process_one();
     tell_files();
     tell_mounts();
-    tell_network();
+    tell_network(whole);
     say("end", "1"); /* a report without this line was cut off */
     return fflush(stdout) == 0 ? 0 : 1;
 }

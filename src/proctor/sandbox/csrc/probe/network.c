@@ -102,13 +102,13 @@ static void tell_unix(char *line) {
     if (at != NULL) say("abstract", "%s", at);
 }
 
-void tell_network(void) {
+void tell_network(int whole) {
     char key[96];
     device_lines = 0;
     each_line("/proc/net/dev", tell_device);
     say("routes", "%ld", each_line("/proc/net/route", NULL));
-    each_line("/proc/net/tcp", tell_listener);
-    each_line("/proc/net/tcp6", tell_listener);
+    if (whole) say("listeners", "%s", each_line("/proc/net/tcp", tell_listener) >= 0 ? "1" : outcome(-1));
+    if (whole) each_line("/proc/net/tcp6", tell_listener);
     each_line("/proc/net/unix", tell_unix);
     for (size_t i = 0; i < sizeof dialled / sizeof *dialled; i++) {
         snprintf(key, sizeof key, "dial.[%s]:%d", dialled[i].address, dialled[i].port);

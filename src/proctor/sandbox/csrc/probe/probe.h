@@ -15,12 +15,13 @@ const char *outcome(long result);
 const char *apart(long (*attempt)(const void *), const void *argument);
 
 void tell_identity(void);
-/* Without `foreign` no 32-bit call is tried: it ends in a line of the kernel's log, which can take it 20 ms to write. */
-void tell_calls(int foreign);
+/* Unless `whole`, no 32-bit call is tried: it ends in a line of the kernel's log, which can take it 20 ms to write. */
+void tell_calls(int whole);
 void tell_process_one(void);
 void tell_files(void);
 void tell_mounts(void);
-void tell_network(void);
+/* Unless `whole`, nobody looks for listeners: for that the kernel goes through all the machine's connections, which takes 7 ms. */
+void tell_network(int whole);
 
 /* Puts a load on the sandbox, or makes what a host has to deal with: see burdens.c. An exit status. */
 int burden(int argc, char **argv);
