@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from proctor.cli.main import cli
 from proctor.common import ConfigError, InfraError
-from proctor.sandbox import Edge, Lifecycle, Resources
+from proctor.sandbox import Edge, Lifecycle, Resources, adoption
 from proctor.sandbox._plans import check
 from proctor.sandbox.net import NetworkPolicy, Rule
 from proctor.sandbox.selftest import ITEMS, table
@@ -62,6 +62,28 @@ async def test_the_short_form_leaves_every_kind_of_sandbox_as_it_was(tmp_path: P
                 await box.reset()
                 receipt = await box.receipt()
             assert (receipt.incarnation, receipt.self_test["red"]) == (2, 0), name
+
+
+@pytest.mark.sandbox
+async def test_a_later_edge_knows_that_it_was_tested_and_takes_over_nothing_that_was_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = small(self_test=True, lifecycle=Lifecycle(durable=True))
+    async with Edge(tmp_path, pool_size=1, durable=True) as edge:
+        box = await edge.create(spec)
+        written = edge._estate.folder(box.id) / adoption._LIVE
+        tested_at_writing: list[bool] = []
+        monkeypatch.setattr(
+            edge._estate, "note_live", lambda one: tested_at_writing.append(bool(one._history.self_test))
+        )
+        async with await edge.create(spec):
+            assert tested_at_writing == [True]
+        assert json.loads(written.read_text())["self_test"]["red"] == 0
+        before = (await box.receipt()).self_test
+    async with Edge(tmp_path, pool_size=1, durable=True) as edge:
+        (again,) = edge.boxes
+        assert (await again.receipt()).self_test == before
+        await again.close()
 
 
 def test_a_sandbox_too_small_for_it_is_refused_by_the_field() -> None:

@@ -78,6 +78,7 @@ class LiveRecord(_Record):
     driver: str
     execs: int
     peaks: Peaks
+    self_test: dict[str, str | int] = {}
 
 
 def boot_ms() -> int:
@@ -147,6 +148,7 @@ class Estate:
             driver=live.driver,
             execs=box._history.execs,
             peaks=box._history.peaks,
+            self_test=dict(box._history.self_test),
         )
         path = self.folder(box.id) / _LIVE
         try:
@@ -278,6 +280,7 @@ def restore(edge: Edge, record: BoxRecord, live: LiveRecord, commands: Commands)
     history.execs = max(live.execs, commands.count)
     history.mechanisms = live.mechanisms
     history.peaks = live.peaks
+    history.self_test = live.self_test
     history.adopted += 1
     return box
 

@@ -479,6 +479,8 @@ class Box(PausableBox, NetworkedBox):
         live = await self._edge._launch(self, self._history.incarnation, self._stack)
         self._live = live
         self._history.mechanisms = live.mechanisms
+        if self.spec.self_test:
+            await self._test_isolation(live)  # before a later Edge could take it over untested
         if self._commands is not None:
             self._edge._estate.note_live(self)
             point("create:after-live")
@@ -487,8 +489,6 @@ class Box(PausableBox, NetworkedBox):
             await self._end_incarnation()
             raise LaunchError(f"{self.id}: the guest ended at once: {live.channel.lost.message}")
         self._carry(live)
-        if self.spec.self_test:
-            await self._test_isolation(live)
         if self.spec.workdir is not None:
             try:
                 await live.channel.mkdir(self.spec.workdir)
