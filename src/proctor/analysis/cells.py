@@ -114,6 +114,14 @@ def reduce_trials(trials: pl.DataFrame | pl.LazyFrame) -> Reduced:
     return Reduced(suite, agents, (*notes, *_cautions(agents, suite)))
 
 
+def check_trials(trials: pl.DataFrame | pl.LazyFrame, *, field: str = "trials") -> None:
+    """Refuse rows that no honest number comes from: no score in [0, 1] where there is a verdict, an outcome that is not
+    on the list, a trial that occurs twice. For those who compute from rows themselves. Raises ConfigError with `field`.
+    """
+    frame = trials.lazy()
+    _refuse(_checks(frame).collect(engine="streaming").row(0, named=True), frame, field)
+
+
 def _cautions(agents: Sequence[AgentCells], suite: Suite) -> Iterator[str]:
     """What makes numbers of several versions, or of several agents, less comparable than they look."""
     import numpy as np
@@ -145,11 +153,11 @@ def _checks(frame: pl.LazyFrame) -> pl.LazyFrame:
     )
 
 
-def _refuse(checks: Mapping[str, Any], frame: pl.LazyFrame) -> None:
+def _refuse(checks: Mapping[str, Any], frame: pl.LazyFrame, field: str = "trials") -> None:
     import polars as pl
 
     if not checks["rows"]:
-        raise ConfigError("there are no trials", field="trials")
+        raise ConfigError("there are no trials", field=field)
     for name, message in (
         ("nameless", "trials without agent, task, task_digest, condition or outcome: {}"),
         ("strange", "trials with an outcome that is not on the list: {}"),
@@ -158,11 +166,11 @@ def _refuse(checks: Mapping[str, Any], frame: pl.LazyFrame) -> None:
         ("impossible", "trials with an amount or a weight that is negative or not a finite number: {}"),
     ):
         if checks[name]:
-            raise ConfigError(message.format(checks[name]), field="trials")
+            raise ConfigError(message.format(checks[name]), field=field)
     if checks["trials"] != checks["rows"]:
         twice = frame.group_by("run_id", "trial_id").len().filter(pl.col("len") > 1).sort("run_id", "trial_id").head(1)
         for run, trial, count in twice.collect(engine="streaming").iter_rows():
-            raise ConfigError(f"trial {trial} of run {run} occurs {count} times", field="trials",
+            raise ConfigError(f"trial {trial} of run {run} occurs {count} times", field=field,
                               remedy="give each run once")  # fmt: skip
 
 

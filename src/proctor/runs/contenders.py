@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proctor.analysis.cells import check_trials
 from proctor.common import ConfigError, RefusedError
 from proctor.runs.formats import RunLock, load
 from proctor.runs.frame import load_trials
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import polars as pl
 
@@ -39,7 +40,8 @@ def select(references: Sequence[str], *, conditions: bool = False) -> Selection:
 
     A run without `::AGENT` stands for all of its agents, in the order of its plan. A side is labelled by its agent,
     with the run's name before it where two runs have an agent of that label. Raises RefusedError for a run whose ledger
-    is damaged: nothing is claimed from a record that may have been changed.
+    is damaged: nothing is claimed from a record that may have been changed. Raises ConfigError for trials that no
+    number can be made from, and for a trial that occurs twice.
     """
     import polars as pl
 
@@ -60,6 +62,7 @@ def select(references: Sequence[str], *, conditions: bool = False) -> Selection:
                 lock = load(RunLock, path / "run.json")
                 watched |= lock.options.get("stop_when") is not None
                 versions.setdefault(lock.proctor_version, place)
+        check_trials(trials, field=place)
         if not conditions:
             trials, left_out = _first_condition(trials)
             notes += [f"{place}: {left_out}"] if left_out else []
@@ -73,7 +76,7 @@ def select(references: Sequence[str], *, conditions: bool = False) -> Selection:
     if len(versions) > 1:
         made = ", ".join(f"{version} ({place})" for version, place in versions.items())
         notes.append(f"the runs were made by different versions of Proctor: {made}")
-    sides = _by_agent(found) if conditions else _labelled(found)
+    sides = _by_agent(found) if conditions else _labelled(found, inputs)
     if len(sides) == 1 and notes and not conditions:
         raise ConfigError(f"there is one agent; {notes[0]}", field="A B", remedy="add --conditions, or another agent")
     return Selection(sides, inputs, watched, tuple(dict.fromkeys(notes)))
@@ -99,21 +102,24 @@ def _by_agent(found: Sequence[tuple[str, str, pl.DataFrame]]) -> dict[str, pl.Da
     together: dict[str, list[pl.DataFrame]] = {}
     for _, agent, trials in found:
         together.setdefault(agent, []).append(trials)
-    return {agent: pl.concat(frames) for agent, frames in together.items()}
+    sides = {agent: pl.concat(frames) for agent, frames in together.items()}
+    for agent, trials in sides.items():
+        check_trials(trials, field=agent)
+    return sides
 
 
-def _labelled(found: Sequence[tuple[str, str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
+def _labelled(found: Sequence[tuple[str, str, pl.DataFrame]], inputs: Mapping[str, str]) -> dict[str, pl.DataFrame]:
     """Labels as short as they can be while they differ: the agent, its run's name and it, its run's path and it."""
     resolved = {place: Path(place).resolve() for place, _, _ in found}
     agents = Counter(agent for _, agent, _ in found)
     runs = Counter((resolved[place].name, agent) for place, agent, _ in found)
-    seen: set[tuple[Path, str]] = set()
+    seen: set[tuple[str, str]] = set()  # by digest: a copy of a run is no second run
     sides: dict[str, pl.DataFrame] = {}
     for place, agent, trials in found:
-        if (resolved[place], agent) in seen:
+        if (inputs[place], agent) in seen:
             raise ConfigError(f"{place}{SEPARATOR}{agent} is given twice", field="A B",
                               remedy="give each agent of each run once")  # fmt: skip
-        seen.add((resolved[place], agent))
+        seen.add((inputs[place], agent))
         run = resolved[place].name
         short = agent if agents[agent] == 1 else f"{run}{SEPARATOR}{agent}"
         sides[short if runs[run, agent] == 1 else f"{resolved[place]}{SEPARATOR}{agent}"] = trials
