@@ -12,6 +12,8 @@ from tests.models.gateway.conftest import Desk, make_config, open_desk
 
 from proctor.common import ConfigError, RefusedError
 from proctor.models.gateway import Budgets, Gateway, ModelConfig, Sampling
+from proctor.models.gateway.body import BadBody
+from proctor.models.gateway.body import _unique as unique
 from proctor.models.scripted import Answer, ChatRequest, say
 
 pytestmark = pytest.mark.anyio
@@ -30,6 +32,8 @@ def answer(chat: ChatRequest) -> Answer:
         ("chat/completions", {"messages": HELLO, "max_tokens": 5000}, "max_tokens"),
         ("chat/completions", {"messages": HELLO, "max_completion_tokens": 5000}, "max_completion_tokens"),
         ("chat/completions", {"messages": HELLO}, "max_tokens"),
+        ("chat/completions", {"messages": HELLO, "max_completion_tokens": 9, "max_tokens": 5000}, "max_tokens"),
+        ("chat/completions", {"messages": HELLO, "max_tokens": 9, "n_predict": 5000}, "n_predict"),
         ("responses", {"input": "hi", "max_output_tokens": 5000}, "max_output_tokens"),
         ("messages", {"messages": HELLO, "max_tokens": 5000}, "max_tokens"),
     ],
@@ -114,6 +118,9 @@ async def test_provider_side_tools_are_stripped_and_recorded(protocol: str) -> N
             {"messages": HELLO, "tools": [{"type": "web_search"}], "tool_choice": "required"},
             "tools",
         ),
+        ("chat/completions", {"messages": HELLO, "tools": {"0": {"type": "web_search"}}}, "tools"),
+        ("chat/completions", {"messages": HELLO, "models": ["dearer"]}, "models"),
+        ("chat/completions", {"messages": HELLO, "fallbacks": [{"model": "dearer"}]}, "fallbacks"),
         ("responses", {"input": "hi", "conversation": "c1"}, "conversation"),
         ("responses", {"input": "hi", "background": True}, "background"),
         ("messages", {"messages": HELLO, "mcp_servers": [{"url": "http://x"}]}, "mcp_servers"),
@@ -133,17 +140,24 @@ REMOTE = {
     "chat/completions": [
         {"type": "image_url", "image_url": {"url": "https://evil.example/?leak=1"}},
         {"type": "file", "file": {"file_id": "file-1"}},
+        {"type": "video_url", "video_url": {"url": "https://evil.example/?leak=1"}},
+        {"type": "audio_url", "audio_url": {"url": "https://evil.example/?leak=1"}},
+        {"type": "file", "file": {"file_data": " https://evil.example/"}},
     ],
     "responses": [
         {"type": "input_image", "image_url": "https://evil.example/?leak=1"},
         {"type": "input_file", "file_id": "file-1"},
         {"type": "input_file", "file_url": "https://evil.example/"},
+        {"type": "computer_call_output", "output": {"type": "x", "image_url": "https://evil.example/"}},
+        {"id": "file-1"},
     ],
     "messages": [
         {"type": "image", "source": {"type": "url", "url": "https://evil.example/?leak=1"}},
         {"type": "document", "source": {"type": "file", "file_id": "file-1"}},
         {"type": "tool_result", "tool_use_id": "t",
          "content": [{"type": "image", "source": {"type": "url", "url": "https://evil.example/"}}]},
+        {"type": "document", "source": {"type": "content", "content": [
+            {"type": "image", "source": {"type": "url", "url": "https://evil.example/"}}]}},
     ],
 }  # fmt: skip
 INLINE = {
@@ -193,6 +207,16 @@ async def test_another_trials_answer_cannot_be_gone_on_from() -> None:
         b'{"model":"m","x":1e999}',
         b'{"model":"m","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b'{"model":"m","messages":[],}',
+        b'{"model":"m","x":' + b"1" * 5000 + b"}",
+        b'{"model":"m","x":' + b"[" * 200 + b"]" * 200 + b"}",
+        b'{"model":"m","x":[' + b"0," * 300_000 + b"0]}",
+        b'{"model":"m","x":"' + b'\\"' * 200_000 + b',[{"' + b",[{" * 100_000,
+        b'{"model":"m","Temperature":2,"messages":[]}',
+        b'{"model":"m","M\\u006fdel":"other","messages":[]}',
+        b'{"model":"m","\\u017ftream":true,"messages":[]}',
+        b'{"model":"m","maxTokens":9999,"messages":[]}',
+        b'{"model":"m","messages":[],"tools":[{"type":"function","Type":"web_search"}]}',
+        b'{"model":"m","messages":[{"role":"user","content":[{"type":"text","imageUrl":"http://x"}]}]}',
     ],
     ids=lambda raw: raw[:24].decode("latin-1"),
 )
@@ -203,6 +227,77 @@ async def test_a_request_that_two_parsers_could_read_in_two_ways_goes_nowhere(ra
         assert (reply.status_code, reply.json()["error"]["code"]) == (400, "bad_request")
         assert desk.upstream.requests == []
         assert desk.calls[0].error
+
+
+async def test_keys_that_the_agent_is_free_to_choose_are_left_alone() -> None:
+    schema = {"type": "object", "properties": {"Type": {"type": "string"}, "Model": {"type": "string"}}}
+    tools = [{"name": "t", "input_schema": schema}]
+    call = {"type": "tool_use", "id": "c", "name": "t", "input": {"Type": "a", "Model": "b", "File": "c"}}
+    messages = [*HELLO, {"role": "assistant", "content": [call]}]
+    async with open_desk(answer) as desk:
+        reply = await desk.post("messages", {"model": "m", "max_tokens": 9, "tools": tools, "messages": messages})
+        assert reply.status_code == 200
+        assert desk.upstream.requests[0].body["messages"] == messages
+        assert desk.upstream.requests[0].body["tools"] == tools
+
+
+async def test_what_the_file_fixes_is_fixed_in_every_spelling() -> None:
+    async with open_desk(answer, extra_body={"reasoning_effort": "low"}) as desk:
+        await desk.chat(ReasoningEffort="high")
+        sent = desk.upstream.requests[0].body
+        assert (sent["reasoning_effort"], "ReasoningEffort" in sent) == ("low", False)
+
+
+def test_finding_a_key_that_occurs_twice_takes_no_longer_than_reading() -> None:
+    """Ten million comparisons for each key, and the whole process stands still for hours."""
+
+    class Counted(str):
+        compared = 0
+
+        def __eq__(self, other: object) -> bool:
+            Counted.compared += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    pairs = [(Counted(number), 0) for number in range(2000)]
+    with pytest.raises(BadBody, match="'1999' occurs twice"):
+        unique([*pairs, (Counted(1999), 0)])
+    assert Counted.compared < 20_000
+
+
+async def test_requests_that_wait_take_a_bounded_share_of_memory() -> None:
+    """A program opens hundreds of connections and keeps each just below its end."""
+    async with open_desk(answer, config=lambda config: replace(config, max_request_bytes=100_000)) as desk:
+        headers = {"authorization": f"Bearer {desk.access.token}"}
+        leave, statuses = anyio.Event(), []
+        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions"}
+        scope |= {"headers": [(name.encode(), value.encode()) for name, value in headers.items()]}
+
+        async def one() -> None:
+            pieces = [b'{"model":"m","x":"' + b"x" * 90_000, b'","messages":[{"role":"user","content":"hi"}]}', b""]
+
+            async def receive() -> dict[str, Any]:
+                if len(pieces) == 2:
+                    await leave.wait()
+                elif not pieces:
+                    await anyio.sleep_forever()
+                return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+            async def send(message: dict[str, Any]) -> None:
+                if "status" in message:
+                    statuses.append(message["status"])
+                    if len(statuses) == 4:
+                        leave.set()
+
+            await desk.gateway.app(scope, receive, send)
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(12):
+                    tasks.start_soon(one)
+        assert sorted(statuses) == [200] * 8 + [429] * 4
+        assert desk.access.held_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,8 @@ class TrialAccess:
         self.redactor = Redactor([self.token])
         self.seq = 0
         self.numbers = 0
+        self.held_bytes = 0
+        """What its requests that have not ended take in memory."""
         self.response_ids: set[str] = set()
         self._ended = anyio.Event()
         self._quiet = anyio.Event()

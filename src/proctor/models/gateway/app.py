@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _BODY_S = 60.0
 """How long a request may take to arrive."""
+_HELD_MAX = 8
+"""How many requests of the greatest length one trial may have waiting at a time; they are held in memory here."""
 _PASSED = frozenset({"accept", "user-agent", "openai-beta", "idempotency-key", "x-request-id", "x-client-request-id"})
 _PASSED_PREFIXES = ("anthropic-", "x-stainless-")
 
@@ -68,7 +70,8 @@ class GatewayApp:
                 raise _Failed(405, "only POST makes a call", "method_not_allowed")
             if headers.get("content-encoding", "identity") != "identity":
                 raise _Failed(415, "send the request without a content encoding", "content_encoding")
-            raw = await _body(receive, self._gateway.config.max_request_bytes)
+            held = _Held(access, self._gateway.config.max_request_bytes)
+            raw = await _body(receive, held)
         except _Failed as failure:
             kind = error_kind(protocol, failure.status)
             await _reply(send, failure.status, error_body(protocol, failure.message, kind=kind, code=failure.code))
@@ -76,9 +79,12 @@ class GatewayApp:
         if raw is None:
             return
         passed = {name: value for name, value in headers.items() if _passes(name)}
-        await _answer(
-            self._gateway.exchange(access, operation, raw, passed), receive, send, self._gateway.config.drain_s
-        )
+        try:
+            await _answer(
+                self._gateway.exchange(access, operation, raw, passed), receive, send, self._gateway.config.drain_s
+            )
+        finally:
+            held.release()
 
     def _access(self, headers: Mapping[str, str]) -> TrialAccess:
         scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -95,32 +101,53 @@ def _passes(name: str) -> bool:
     return name in _PASSED or name.startswith(_PASSED_PREFIXES)
 
 
-async def _body(receive: Receive, limit: int) -> bytes | None:
-    """The request's body; None when the client left before it was whole."""
-    message = await receive()
-    if not message.get("more_body"):
-        return _checked(message.get("body", b""), limit) if message["type"] == "http.request" else None
-    pieces = [message["body"]]
-    size = len(pieces[0])
+class _Held:
+    """What one request takes of its trial's share of memory, from its first bytes to its end."""
+
+    def __init__(self, access: TrialAccess, limit: int) -> None:
+        self._access, self._limit = access, limit
+        self._size = 0
+
+    def add(self, size: int) -> None:
+        """More has come. Raises _Failed."""
+        self._size += size
+        self._access.held_bytes += size
+        if self._size > self._limit:
+            raise _Failed(413, f"the request is longer than {self._limit} bytes", "request_too_large")
+        if self._access.held_bytes > _HELD_MAX * self._limit:
+            raise _Failed(429, "the trial's requests that are waiting are too long together", "too_much_at_once")
+
+    def release(self) -> None:
+        """The request is over."""
+        self._access.held_bytes -= self._size
+        self._size = 0
+
+
+async def _body(receive: Receive, held: _Held) -> bytes | None:
+    """The request's body; None when the client left before it was whole. What is given stays held."""
+    raw: bytes | None = None
     try:
         with anyio.fail_after(_BODY_S):
-            while message.get("more_body"):
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return None
-                pieces.append(message.get("body", b""))
-                size += len(pieces[-1])
-                if size > limit:
-                    break
+            raw = await _whole(receive, held)
     except TimeoutError:
         raise _Failed(408, f"the request did not arrive within {_BODY_S:g} s", "request_timeout") from None
-    return _checked(b"".join(pieces), limit)
+    finally:
+        if raw is None:
+            held.release()
+    return raw
 
 
-def _checked(body: bytes, limit: int) -> bytes:
-    if len(body) > limit:
-        raise _Failed(413, f"the request is longer than {limit} bytes", "request_too_large")
-    return body
+async def _whole(receive: Receive, held: _Held) -> bytes | None:
+    pieces = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        piece = message.get("body", b"")
+        held.add(len(piece))
+        pieces.append(piece)
+        if not message.get("more_body"):
+            return b"".join(pieces) if len(pieces) > 1 else bytes(piece)
 
 
 async def _answer(call: Exchange, receive: Receive, send: Send, drain_s: float) -> None:

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from itertools import islice
 from typing import Any
+
+from proctor.models.gateway.spelling import other_spelling
 
 REMOVED = object()
 """The edit that takes a member out."""
 
+VALUES_MAX = 250_000
+DEPTH_MAX = 100
+"""Far more than any conversation has. All requests are read in one process: reading one must not hold up the others,
+nor take many times its bytes in memory; and what was read must be writable, however deep the writer stands."""
 _SPACE = " \t\r\n"
+_PIECE = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[,\[{]', re.DOTALL)
+_CONTAINERS = (dict, list)
 
 
 class BadBody(ValueError):
@@ -23,8 +33,8 @@ class BadBody(ValueError):
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise BadBody(f"the key {twice[:60]!r} occurs twice in one object")
     return found
 
@@ -52,15 +62,22 @@ class Body:
 
     def __init__(self, raw: bytes) -> None:
         self._raw = raw
+        if len(raw) > VALUES_MAX and _has_too_many(raw):
+            raise BadBody(f"more than {VALUES_MAX} values")
         try:
             text = raw.decode("utf-8")
             self.values, self._members = _read(text)
+        except BadBody:
+            raise
         except UnicodeDecodeError as error:
             raise BadBody(f"not UTF-8: {error.reason}") from error
         except RecursionError as error:
             raise BadBody("nested too deeply") from error
-        except json.JSONDecodeError as error:
+        except ValueError as error:  # also of a whole number with thousands of digits
             raise BadBody(f"not JSON: {error}") from error
+        _check_depth(self.values)
+        if found := other_spelling(self.values):
+            raise BadBody(f"the key {found[0][:60]!r} is {found[1]!r} to some servers: write it like that")
 
     def edited(self, edits: dict[str, Any]) -> bytes:
         """The bytes with some members replaced, added or REMOVED; untouched members keep their text."""
@@ -76,6 +93,28 @@ class Body:
             if name not in self._members and value is not REMOVED:
                 members.append(_member(name, value))
         return ("{" + ",".join(members) + "}").encode("utf-8")
+
+
+def _has_too_many(raw: bytes) -> bool:
+    """Whether there are more values than a request may have: told by what is between them, outside of texts."""
+    if raw.count(b",") + raw.count(b"[") + raw.count(b"{") <= VALUES_MAX:
+        return False
+    outside = (match for match in _PIECE.finditer(raw) if raw[match.start()] != 34)
+    return next(islice(outside, VALUES_MAX, None), None) is not None
+
+
+def _check_depth(values: dict[str, Any]) -> None:
+    level: list[Any] = [values]
+    for _ in range(DEPTH_MAX):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, _CONTAINERS)
+        ]
+        if not level:
+            return
+    raise BadBody("nested too deeply")
 
 
 def _member(name: str, value: Any) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from proctor.models.gateway.body import REMOVED, Body
 from proctor.models.gateway.offsite import strip
+from proctor.models.gateway.spelling import folded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,6 +51,8 @@ class Prepared:
     hide_usage: bool = False
     """The stream's chunk with the token counts is ours: the client did not ask for it and does not get it."""
     max_tokens: int | None = None
+    answers: int = 1
+    """How many answers one call asks for; each may be as long as `max_tokens`."""
 
 
 def prepare(operation: Operation, body: Body, model: ModelConfig) -> Prepared:
@@ -78,17 +81,25 @@ def prepare(operation: Operation, body: Body, model: ModelConfig) -> Prepared:
             put(name, value)
         for name, value in model.extra_body.items():
             put(name, value)
+        fixed = {folded(name) for name in model.extra_body}
+        for name in values:
+            if name not in model.extra_body and folded(name) in fixed:
+                edits[name] = REMOVED
+                changes.append(f"removed: {_shown(name)}")
         if model.sampling.seed is not None and operation.protocol != "chat":
             changes.append("seed: not enforced, the protocol has none")
-        name, ceiling = _ceiling(operation.protocol, values, model)
-        if ceiling is not None and values.get(name) != ceiling:
-            put(name, ceiling)
+        bounds = _ceilings(operation.protocol, values, model)
+        for name, bound in bounds.items():
+            if bound is not None and values.get(name) != bound:
+                put(name, bound)
+        ceiling = max((bound for bound in bounds.values() if bound is not None), default=None)
         if operation is CHAT and streamed:
             options = values.get("stream_options")
             if not (isinstance(options, dict) and options.get("include_usage") is True):
                 edits["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
                 hide_usage = True
-    return Prepared(body.edited(edits), streamed, changes, removed, hide_usage, ceiling)
+    answers = max((values[name] for name in ("n", "best_of") if _is_number(values.get(name))), default=1)
+    return Prepared(body.edited(edits), streamed, changes, removed, hide_usage, ceiling, answers)
 
 
 def _fixed(protocol: Protocol, sampling: Sampling) -> dict[str, Any]:
@@ -98,19 +109,29 @@ def _fixed(protocol: Protocol, sampling: Sampling) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _ceiling(protocol: Protocol, values: Mapping[str, Any], model: ModelConfig) -> tuple[str, int | None]:
-    """The name of the bound of an answer, and the bound: the smaller of what was asked and what is allowed."""
+_CHAT_BOUNDS = ("max_completion_tokens", "max_tokens", "max_new_tokens", "max_output_tokens", "n_predict")
+"""The official names, and those that servers of their own know besides."""
+
+
+def _ceilings(protocol: Protocol, values: Mapping[str, Any], model: ModelConfig) -> dict[str, int | None]:
+    """The bounds of an answer by name: the smaller of what was asked and what is allowed. A request may give several,
+    and nobody knows which of them a server goes by: all are bounded."""
     if protocol == "chat":
-        given = [name for name in ("max_completion_tokens", "max_tokens") if values.get(name) is not None]
-        name = given[0] if given else model.max_tokens_field
+        names = [name for name in _CHAT_BOUNDS if values.get(name) is not None] or [model.max_tokens_field]
     else:
-        name = "max_output_tokens" if protocol == "responses" else "max_tokens"
-    asked = values.get(name)
-    is_number = isinstance(asked, int) and not isinstance(asked, bool) and asked > 0
-    allowed = model.sampling.max_tokens
-    if allowed is None:
-        return name, asked if is_number else None
-    return name, min(asked, allowed) if is_number else allowed  # type: ignore[type-var]
+        names = ["max_output_tokens" if protocol == "responses" else "max_tokens"]
+    return {name: _bound(values.get(name), model.sampling.max_tokens) for name in names}
+
+
+def _bound(asked: Any, allowed: int | None) -> int | None:
+    if not _is_number(asked):
+        return allowed
+    bound: int = asked if allowed is None else min(asked, allowed)
+    return bound
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _shown(value: Any) -> str:

@@ -203,7 +203,8 @@ class Exchange:
         if not self.operation.generates:
             return None
         asked = self.prepared.max_tokens
-        estimate = estimated(len(self.raw), _GUESSED_COMPLETION if asked is None else asked, self.tariff.amounts)
+        completion = (_GUESSED_COMPLETION if asked is None else asked) * self.prepared.answers
+        estimate = estimated(len(self.raw), completion, self.tariff.amounts)
         purses = (self.access.purse, self.gateway.run_purse)
         while True:
             for purse in purses:

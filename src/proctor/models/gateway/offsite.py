@@ -29,15 +29,19 @@ _CLIENT_TOOLS: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 _TOP_LEVEL: Mapping[str, tuple[str, ...]] = {
-    "chat": ("web_search_options", "plugins"),
+    "chat": (
+        "web_search_options", "plugins", "models", "fallbacks", "route", "provider", "mock_response", "extra_body",
+        "api_base", "base_url", "api_key", "custom_llm_provider",
+    ),
     "responses": ("conversation", "prompt", "background"),
     "messages": ("mcp_servers", "container", "workspace_id", "user_profile_id"),
-}
-"""Members that switch something on at the provider (or name what it has stored)."""
+}  # fmt: skip
+"""Members that switch something on at the provider, name what it has stored, or (at routers) lead to another model."""
 
 _CHOICES = frozenset({"auto", "any", "none", "required", "tool", "function", "custom", "allowed_tools"})
 """The kinds of `tool_choice` that name no kind of tool."""
-_REMOTE_KEYS = frozenset({"file_id", "file_url"})
+_REMOTE_KEYS = ("file_id", "file_url")
+_ADDRESSES = ("image_url", "video_url", "audio_url")
 NOTICE = "[removed by the examiner: a file or address that only the model's provider could open]"
 
 
@@ -89,7 +93,11 @@ def _strip_tools(
     protocol: Protocol, values: Mapping[str, Any], allowed: Sequence[str], edits: dict[str, Any], removed: list[str]
 ) -> None:
     tools = values.get("tools")
+    if tools is None:
+        return
     if not isinstance(tools, list):
+        edits["tools"] = REMOVED
+        removed.append(f"tools: a JSON {type(tools).__name__}")
         return
     kept = [tool for tool in tools if _is_local(protocol, tool, allowed)]
     if len(kept) == len(tools):
@@ -141,17 +149,24 @@ def _clean(item: Any, removed: list[str]) -> Any:
         removed.append(kind)
         text_type = "input_text" if str(item.get("type", "")).startswith("input_") else "text"
         return {"type": text_type, "text": NOTICE}
-    for name in ("content", "output"):
-        if isinstance(inner := item.get(name), list):
-            clean = _without_remote(inner, removed)
-            if clean is not inner:
-                return {**item, name: clean}
+    for name in ("content", "output", "source"):  # a document's source may be content again
+        inner = item.get(name)
+        if isinstance(inner, list):
+            clean: Any = _without_remote(inner, removed)
+        elif isinstance(inner, dict):
+            clean = _clean(inner, removed)
+        else:
+            continue
+        if clean is not inner:
+            item = {**item, name: clean}
     return item
 
 
 def _remote(part: Mapping[str, Any]) -> str | None:
     """What a content part makes the provider open by itself: a stored file, or an address."""
     kind = str(part.get("type"))
+    if part.get("type") is None and "id" in part and not part.keys() & {"role", "content"}:
+        return "item_reference"  # the type may be left out
     if any(part.get(key) for key in _REMOTE_KEYS) or kind in ("item_reference", "container_upload"):
         return f"{kind}: stored file" if kind != "item_reference" else kind
     if isinstance(file := part.get("file"), dict) and file.get("file_id"):
@@ -159,9 +174,16 @@ def _remote(part: Mapping[str, Any]) -> str | None:
     source = part.get("source")
     if isinstance(source, dict) and source.get("type") in ("url", "file"):
         return f"{kind}: {source['type']}"
-    address = part.get("image_url")
-    if isinstance(address, dict):
-        address = address.get("url")
-    if isinstance(address, str) and not address.lstrip().lower().startswith("data:"):
-        return f"{kind}: url"
+    file_data = file.get("file_data") if isinstance(file, dict) else part.get("file_data")
+    for address in (file_data, *(part.get(name) for name in _ADDRESSES)):
+        if isinstance(address, dict):
+            address = address.get("url")
+        if isinstance(address, str) and _leads_away(address, bare=address is file_data):
+            return f"{kind}: url"
     return None
+
+
+def _leads_away(address: str, *, bare: bool) -> bool:
+    """Whether something is fetched for `address`. Bare data (of a file) may stand without `data:`."""
+    start = address.lstrip()[:64].lower()
+    return "://" in start if bare else not start.startswith("data:")
