@@ -320,6 +320,49 @@ async def test_a_secret_is_a_token_inside_and_a_value_at_its_host_alone() -> Non
             assert VALUE not in repr(secret)
 
 
+async def test_a_secret_does_not_come_back_in_a_websocket_or_by_halves() -> None:
+    """A server that quotes what it was sent, as frames, or cut where the program wants it to be cut."""
+    heads: list[bytes] = []
+
+    async def quoting(pipe: object) -> None:
+        head = await pipe.receive()  # type: ignore[attr-defined]
+        heads.append(head)
+        key = head.partition(b"X-Key: ")[2].partition(b"\r\n")[0]
+        if b"websocket" not in head:
+            body = key[:-1] + b"... ..." + key[1:] + b" " + key[: len(key) // 2 + 1]
+            await pipe.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))  # type: ignore[attr-defined]
+            return
+        await pipe.send(b"HTTP/1.1 101 Go\r\nX-Echo: %s\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n" % key)  # type: ignore[attr-defined]
+        await pipe.receive()  # type: ignore[attr-defined]
+        for part in (b"\x81\x20" + key[:5], key[5:], b"\x81\x03end s3"):
+            await pipe.send(part)  # type: ignore[attr-defined]
+        await pipe.receive()  # type: ignore[attr-defined]
+        await pipe.send(b"bye")  # type: ignore[attr-defined]
+
+    async with server(quoting) as where:
+        secret = {"KEY": Secret(VALUE, ("one.test",), plain=True)}
+        async with inside(NetworkPolicy("allow", (internal(where),)), secrets=secret) as program:
+            token = program.boundary.environment["KEY"]
+            answer = await program.get("one.test", "/", 80, f"X-Key: {token}")
+            stars = b"*" * (len(VALUE) - 1)
+            assert answer.endswith(stars + b"... ..." + stars + b" " + b"*" * (len(VALUE) // 2 + 1))
+
+            pipe = await program.dial("one.test")
+            upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Extensions: permessage-deflate\r\n"
+            await pipe.send(f"GET / HTTP/1.1\r\nHost: one.test\r\n{upgrade}X-Key: {token}\r\n\r\n".encode())
+            data = b""
+            while not data.endswith(b"\r\n\r\n"):
+                data += await pipe.receive()
+            await pipe.send(b"frame")
+            while not data.endswith(b"end s3"):  # the beginning of the value is not kept for ever
+                data += await pipe.receive()
+            await pipe.send(b"frame")
+            data += await drain(pipe)
+            assert b"\x81\x20" + b"*" * len(VALUE) + b"\x81\x03end s3bye" in data
+            assert VALUE.encode() not in data
+    assert b"permessage-deflate" not in heads[1]
+
+
 async def test_a_secret_in_basic_credentials() -> None:
     import base64
 

@@ -31,6 +31,16 @@ def test_texts_and_names_are_bounded() -> None:
     assert names["(others)"] == 300
 
 
+def test_reasons_are_bounded_and_all_are_counted() -> None:
+    """The number of a look-up's type is in its reason, and a program may choose any."""
+    recorder = Recorder()
+    for number in range(65_536):
+        recorder.add(NetworkEvent("lookup", 0.0, decision="refused", reason=f"type-{number}"))
+    reasons = recorder.counts.as_json()["reasons"]
+    assert len(reasons) == 201
+    assert sum(reasons.values()) == 65_536
+
+
 def test_a_listener_that_fails_does_not_stop_the_record() -> None:
     def fail(_: NetworkEvent) -> None:
         raise RuntimeError("full")

@@ -24,6 +24,8 @@ _TEXT_MAX = 512
 _RATE = 200.0
 _BURST = 2000.0
 _NAMES_MAX = 200
+_REASONS_MAX = 200
+"""There are some dozens, but types of look-ups have numbers, and the candidate chooses them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,9 @@ class Counts:
         """Count one event."""
         self.decisions[f"{event.kind}s_{event.decision}"] += event.count
         if event.reason and event.decision != "allowed":
-            self.reasons[f"{event.kind}: {event.reason}"] += event.count
+            reason = f"{event.kind}: {event.reason}"
+            known = reason in self.reasons or len(self.reasons) < _REASONS_MAX
+            self.reasons[reason if known else f"{event.kind}: (others)"] += event.count
         if event.kind == "connection":
             known = event.name in self.names or len(self.names) < _NAMES_MAX
             self.names[event.name if known else "(others)"] += event.count

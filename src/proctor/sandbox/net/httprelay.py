@@ -35,6 +35,8 @@ _HEAD_CHUNK = 16 << 10
 """Hundreds of connections may wait with half a head: what they hold is bounded by little more than a head."""
 _KEEP_ALIVE_S = 600.0
 _LINGER_S = 2.0
+_QUIET_S = 0.05
+"""After so long a silence what may be the beginning of a value is let through: a message may just end like that."""
 _LINGER_MAX = 1 << 20
 _PHRASES = {400: "Bad Request", 403: "Forbidden", 429: "Too Many Requests", 500: "Internal Server Error"}
 _PHRASES |= {502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout"}
@@ -251,6 +253,7 @@ class HttpRelay:
         if exposed:
             request = request.without(b"accept-encoding")
             request = replace(request, fields=(*request.fields, (b"Accept-Encoding", b"identity")))
+            request = request.without(b"sec-websocket-extensions")  # compression is one
         try:
             substituted = judge.keyring.substitute(request, judge.name, encrypted=judge.encrypted)
         except SecretElsewhere as error:
@@ -310,7 +313,7 @@ class HttpRelay:
             if response.status == 101:
                 if not request.wants_websocket:
                     raise HeadError("http-unasked-upgrade")
-                await self._become_raw(response, server)
+                await self._become_raw(response, server, mask)
                 return False
             if mask is not None:
                 response = _masked(response, mask)
@@ -335,11 +338,11 @@ class HttpRelay:
         await client.send(response.encode() + first[:count])
         await _carry_body(server, client, body)
 
-    async def _become_raw(self, response: Response, server: Incoming) -> None:
-        """From here on it is no HTTP: a WebSocket that the policy lets pass."""
-        await self._client.pipe.send(response.encode())
+    async def _become_raw(self, response: Response, server: Incoming, mask: Mask | None) -> None:
+        """From here on it is no HTTP: a WebSocket that the policy lets pass. Values are masked in it, too."""
+        await self._client.pipe.send((response if mask is None else _masked(response, mask)).encode())
         left = PrefixedPipe(self._client.pipe, self._client.take())
-        right = PrefixedPipe(server.pipe, server.take())
+        right = PrefixedPipe(server.pipe, server.take()) if mask is None else _MaskedPipe(server, mask)
         await relay(left, right)
 
     async def _refuse(self, refused: _Refused, exchange: _Exchange | None) -> None:
@@ -407,6 +410,32 @@ def _masked(response: Response, mask: Mask) -> Response:
 
     fields = tuple((name, clean(value)) for name, value in response.fields)
     return replace(response, fields=fields, line=clean(response.line))
+
+
+class _MaskedPipe:
+    """A server's side of a WebSocket with values masked: asterisks of the same length, so frames stay frames."""
+
+    def __init__(self, source: Incoming, mask: Mask) -> None:
+        self._source = source
+        self._mask = mask
+        self.send = source.pipe.send
+        self.send_eof = source.pipe.send_eof
+        self.reset = source.pipe.reset
+        self.aclose = source.pipe.aclose
+
+    async def receive(self, max_bytes: int = CHUNK) -> bytes:
+        """What may be passed on now."""
+        while True:
+            if self._mask.holds:
+                with anyio.move_on_after(_QUIET_S) as quiet:
+                    await self._source.stirs()
+                if quiet.cancelled_caught:
+                    return self._mask.rest()
+            data = await self._source.some()
+            if clean := self._mask.feed(data) if data else self._mask.rest():
+                return clean
+            if not data:
+                return b""
 
 
 async def _carry_body(source: Incoming, sink: Pipe, body: Body) -> None:

@@ -156,9 +156,41 @@ class Mask:
             longest = min(len(value) - 1, len(data))
             keep = max(keep, next((size for size in range(longest, 0, -1) if data.endswith(value[:size])), 0))
         self._held = data[len(data) - keep :] if keep else b""
-        return data[: len(data) - keep] if keep else data
+        return self._without_halves(data[: len(data) - keep] if keep else data)
+
+    @property
+    def holds(self) -> bool:
+        """Whether something is held back."""
+        return bool(self._held)
 
     def rest(self) -> bytes:
         """What was held back, at the end."""
         held, self._held = self._held, b""
-        return held
+        return self._without_halves(held)
+
+    def _without_halves(self, data: bytes) -> bytes:
+        """Servers cut what they quote, and the program decides where: the first or last half of a value is masked."""
+        clean: bytearray | None = None
+        for value in self._values:
+            least = max(_VALUE_MIN, len(value) // 2)
+            for part in (value[:least], value[-least:]):
+                at = (clean or data).find(part)
+                while at >= 0:
+                    clean = clean or bytearray(data)
+                    start, end = _reach(clean, at, value)
+                    clean[start:end] = b"*" * (end - start)
+                    at = clean.find(part, end)
+        return data if clean is None else bytes(clean)
+
+
+def _reach(data: bytearray, at: int, value: bytes) -> tuple[int, int]:
+    """From where to where `data` is like `value`, around the half of it that is at `at`."""
+    least = max(_VALUE_MIN, len(value) // 2)
+    start, end = at, at + least
+    if data[at:end] == value[:least]:
+        while end < len(data) and end - at < len(value) and data[end] == value[end - at]:
+            end += 1
+    else:
+        while start and end - start < len(value) and data[start - 1] == value[start - 1 - end]:
+            start -= 1
+    return start, end
