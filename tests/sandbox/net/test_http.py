@@ -170,3 +170,23 @@ def test_no_spelling_climbs_out(text: str) -> None:
         return
     for reading in (path, unquote(path), unquote(unquote(path))):
         assert (posixpath.normpath(reading) + "/").startswith("/simple/")
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_the_end_of_a_head_is_found_however_it_comes_and_each_byte_is_searched_once(size: int) -> None:
+    searched = []
+
+    class Watched(bytearray):
+        def find(self, what: bytes, start: int = 0, stop: int = 0) -> int:  # type: ignore[override]
+            searched.append(len(self) - start)
+            return bytearray.find(self, what, start, stop)
+
+    head = b"GET / HTTP/1.1\r\nX: " + b"y" * 3000 + b"\r\n\r\n"
+    data, seen, end = Watched(), 0, None
+    for at in range(0, len(head) + size, size):
+        seen = len(data)
+        data += (head + b"rest of it")[at : at + size]
+        if (end := httphead.end_of(data, seen)) is not None:
+            break
+    assert end == len(head)
+    assert max(searched) <= size + 3

@@ -116,9 +116,11 @@ def may_be_http(data: bytes) -> bool:
     return _METHOD_START.match(data) is not None
 
 
-def end_of(data: bytes | bytearray) -> int | None:
-    """Where the head at the front of `data` ends; None while it does not. Raises HeadError when it is too long."""
-    end = data.find(b"\r\n\r\n", 0, HEAD_MAX)
+def end_of(data: bytes | bytearray, seen: int = 0) -> int | None:
+    """Where the head at the front of `data` ends; None while it does not. Raises HeadError when it is too long.
+
+    In the first `seen` bytes no end was found before: a head that comes byte by byte is not searched byte by byte."""
+    end = data.find(b"\r\n\r\n", max(0, seen - 3), HEAD_MAX)
     if end >= 0:
         return end + 4
     if len(data) >= HEAD_MAX:

@@ -116,8 +116,10 @@ class Incoming:
             while not self._buffer:
                 if not await self.fill():
                     return None
+            seen = 0
             with anyio.move_on_after(_HEAD_S):
-                while (end := httphead.end_of(self._buffer)) is None:
+                while (end := httphead.end_of(self._buffer, seen)) is None:
+                    seen = len(self._buffer)
                     if not await self.fill():
                         raise HeadError("http-head-cut-off")
                 return self.take(end)
