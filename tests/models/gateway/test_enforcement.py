@@ -248,6 +248,15 @@ async def test_what_the_file_fixes_is_fixed_in_every_spelling() -> None:
         assert (sent["reasoning_effort"], "ReasoningEffort" in sent) == ("low", False)
 
 
+async def test_what_was_taken_out_is_named_in_few_and_harmless_words() -> None:
+    tools = [{"type": f"\x1b[2J\n{number}" + "x" * 10_000} for number in range(300)]
+    async with open_desk(answer) as desk:
+        await desk.chat(tools=tools)
+        (call,) = desk.calls
+        assert (len(call.removed), call.removed[-1]) == (101, "and 200 more")
+        assert all(len(name) < 200 and name.isprintable() for name in call.removed)
+
+
 def test_finding_a_key_that_occurs_twice_takes_no_longer_than_reading() -> None:
     """Ten million comparisons for each key, and the whole process stands still for hours."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from proctor.common.text import visible
 from proctor.models.gateway.body import REMOVED
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ _CHOICES = frozenset({"auto", "any", "none", "required", "tool", "function", "cu
 """The kinds of `tool_choice` that name no kind of tool."""
 _REMOTE_KEYS = ("file_id", "file_url")
 _ADDRESSES = ("image_url", "video_url", "audio_url")
+_NAME_MAX, _NAMES_MAX = 100, 100
+"""How much of what was taken out is named: each becomes a finding, and the agent chooses the words."""
 NOTICE = "[removed by the examiner: a file or address that only the model's provider could open]"
 
 
@@ -59,7 +62,10 @@ def strip(protocol: Protocol, values: Mapping[str, Any], allowed: Sequence[str])
             clean = _without_remote(value, removed)
             if clean is not value:
                 edits[name] = clean
-    return edits, removed
+    few = [visible(" ".join(name[:_NAME_MAX].split())) for name in removed[:_NAMES_MAX]]
+    if len(removed) > _NAMES_MAX:
+        few.append(f"and {len(removed) - _NAMES_MAX} more")
+    return edits, few
 
 
 def _fits(name: str, patterns: Sequence[str]) -> bool:
