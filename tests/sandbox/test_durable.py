@@ -282,6 +282,22 @@ async def test_reset_snapshot_and_fork_work_and_ids_of_commands_go_on(tmp_path: 
             await one.close()  # type: ignore[attr-defined]
 
 
+async def test_on_layers_that_ended_with_their_edge_a_sandbox_runs_on_and_refuses_the_rest(tmp_path: Path) -> None:
+    async with Edge(tmp_path, pool_size=1, durable=True) as edge:
+        box = await edge.create(durable())
+        await box.write("/root/f", b"x")
+        await box.snapshot()
+    async with Edge(tmp_path, pool_size=1, durable=True) as edge:
+        (box,) = edge.boxes
+        assert await box.read("/root/f") == b"x"
+        with pytest.raises(RefusedError, match="not held by this Edge"):
+            await box.snapshot()
+        assert await box.read("/root/f") == b"x", "nothing was killed for it"
+        await box.reset()
+        assert (await box.exec("ls /root/f")).exit_code == 2
+        await box.close()
+
+
 async def test_time_limits_hold_while_nobody_is_there(tmp_path: Path) -> None:
     script = _LIFE.replace("ttl_s=120", "ttl_s=1.5").replace(
         "async for _ in process.output():", "sys.exit(0)\n        if 0:"

@@ -349,6 +349,9 @@ class Box(PausableBox, NetworkedBox):
         assert live is not None
         if len(self._stack) >= STACK_MAX:
             raise RefusedError(f"a stack holds at most {STACK_MAX} layers", field="layers", remedy="reset it first")
+        for below in self._stack:
+            if below.handle is not None:  # those of an earlier Edge ended with it: refuse before anything is killed
+                self._edge._frozen.stacked(below)
         self._live, self._paused = None, False
         try:
             upper, mount = await self._edge._kill(live, live.freeze)
