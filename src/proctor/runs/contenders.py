@@ -113,13 +113,15 @@ def _labelled(found: Sequence[tuple[str, str, pl.DataFrame]], inputs: Mapping[st
     resolved = {place: Path(place).resolve() for place, _, _ in found}
     agents = Counter(agent for _, agent, _ in found)
     runs = Counter((resolved[place].name, agent) for place, agent, _ in found)
-    seen: set[tuple[str, str]] = set()  # by digest: a copy of a run is no second run
+    seen: set[tuple[str, str]] = set()
     sides: dict[str, pl.DataFrame] = {}
     for place, agent, trials in found:
-        if (inputs[place], agent) in seen:
+        # A copy of a run is no second run. Tables may well be equal: they hold neither times of day nor a chain.
+        source = inputs[place] if resolved[place].is_dir() else str(resolved[place])
+        if (source, agent) in seen:
             raise ConfigError(f"{place}{SEPARATOR}{agent} is given twice", field="A B",
                               remedy="give each agent of each run once")  # fmt: skip
-        seen.add((inputs[place], agent))
+        seen.add((source, agent))
         run = resolved[place].name
         short = agent if agents[agent] == 1 else f"{run}{SEPARATOR}{agent}"
         sides[short if runs[run, agent] == 1 else f"{resolved[place]}{SEPARATOR}{agent}"] = trials
