@@ -128,8 +128,10 @@ static int hoard(void) {
         if (mq_open(name, O_CREAT | O_RDWR, 0600, &attributes) == (mqd_t)-1) break;
     }
     say("queues", "%ld %s", queues, queues < 1000 ? outcome(-1) : "ok");
-    while (sets < 100000 && semget(IPC_PRIVATE, 1, 0600) >= 0) sets++;
-    say("semaphores", "%ld %s", sets, sets < 100000 ? outcome(-1) : "ok");
+    time_t start = time(NULL); /* gVisor takes longer for each: there is no point in waiting for the last */
+    int got = 0;
+    while (sets < 100000 && time(NULL) - start < 3 && (got = semget(IPC_PRIVATE, 1, 0600)) >= 0) sets++;
+    say("semaphores", "%ld %s", sets, sets == 100000 ? "ok" : got < 0 ? outcome(-1) : "in 3 s");
     int pair[2];
     while (pipes < 4000 && pipe2(pair, O_CLOEXEC) == 0) {
         if (fcntl(pair[0], F_SETPIPE_SZ, 1 << 20) < 0) break;
