@@ -123,11 +123,11 @@ async def test_a_service_that_the_solution_starts_lives_on(solved: Any, recorder
     )
     async with room() as box:
         await run_harness(load_harness("oracle"), sandbox=box, task=solved, recorder=recorder, limits=limits)
-        beats = set()
-        for _ in range(3):
-            await anyio.sleep(0.2)
-            beats.add(await box.read("/tmp/beat"))
-        assert len(beats) == 3
+        beats: set[bytes] = set()
+        with anyio.fail_after(20):  # a busy machine is slow, a dead service gives the same beat for ever
+            while len(beats) < 3:
+                await anyio.sleep(0.1)
+                beats.add(await box.read("/tmp/beat"))
 
 
 async def test_a_solution_folder_of_the_image_is_not_overwritten(solved: Any, recorder: Any, limits: Any) -> None:
