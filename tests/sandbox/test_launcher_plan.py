@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from proctor.common import ConfigError
 from proctor.sandbox.native import seccomp
-from proctor.sandbox.native.launcher import BINARY, default_guest_uid, default_uid_start
+from proctor.sandbox.native.idslices import IdSlice
+from proctor.sandbox.native.launcher import BINARY
 from proctor.sandbox.native.plan import (
     Bind,
     CgroupTree,
@@ -251,10 +252,10 @@ def test_a_set_up_with_dangerous_ids_is_refused(decode: Decoder, change: dict[st
 
 def test_every_edge_has_ids_that_a_launcher_accepts(decode: Decoder) -> None:
     edges = [f"edge-{number}" for number in range(200)]
-    assert len({(default_uid_start(edge), default_guest_uid(edge)) for edge in edges}) == 10
+    assert len({(IdSlice.by_name(edge).uid_start, IdSlice.by_name(edge).guest_uid) for edge in edges}) == 10
     for edge in edges:
         trees = (CgroupTree("*", Path("/cg")),)
-        setup = LauncherSetup(edge, trees, 8, default_uid_start(edge), 2048, default_guest_uid(edge))
+        setup = LauncherSetup(edge, trees, 8, IdSlice.by_name(edge).uid_start, 2048, IdSlice.by_name(edge).guest_uid)
         assert not decode(encode_setup(setup), "c").startswith("!")
 
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from proctor.sandbox._admission import Policy
     from proctor.sandbox.edge import Edge, create
     from proctor.sandbox.images import ImageStore
+    from proctor.sandbox.pools import PoolSpec
 
 __all__ = [
     "Backend",
@@ -69,6 +70,7 @@ __all__ = [
     "Output",
     "OutputLimit",
     "Policy",
+    "PoolSpec",
     "Process",
     "Receipt",
     "Resources",
@@ -87,6 +89,7 @@ _LAZY = {
     "Edge": ("proctor.sandbox.edge", "Edge"),
     "ImageStore": ("proctor.sandbox.images", "ImageStore"),
     "Policy": ("proctor.sandbox._admission", "Policy"),
+    "PoolSpec": ("proctor.sandbox.pools", "PoolSpec"),
     "create": ("proctor.sandbox.edge", "create"),
     "sync": ("proctor.sandbox.sync", None),
 }

@@ -79,12 +79,38 @@ class Demand:
         return cls(resources.cpus, resources.memory_mb, resources.disk_mb if on_disk else 0, resources.pids)
 
 
+class Promises(dict[str, Demand]):
+    """Demands by sandbox, with their sums: a create must not cost more because there are many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cpus = 0.0
+        self.memory_mb = self.disk_mb = self.pids = 0
+
+    def __setitem__(self, box_id: str, demand: Demand) -> None:
+        self.drop(box_id)
+        super().__setitem__(box_id, demand)
+        self._add(demand, 1)
+
+    def drop(self, box_id: str) -> None:
+        """Forget a promise; unknown ones are ignored."""
+        demand = super().pop(box_id, None)
+        if demand is not None:
+            self._add(demand, -1)
+
+    def _add(self, demand: Demand, sign: int) -> None:
+        self.memory_mb += sign * demand.memory_mb
+        self.disk_mb += sign * demand.disk_mb
+        self.pids += sign * demand.pids
+        self.cpus = self.cpus + sign * demand.cpus if len(self) else 0.0  # no rounding is kept
+
+
 @dataclass(slots=True)
 class Ledger:
     """The sum of all promises."""
 
     policy: Policy
-    held: dict[str, Demand] = field(default_factory=dict)
+    held: Promises = field(default_factory=Promises)
     frozen_mb: int = 0
     """Memory that frozen layers hold, which belongs to no living sandbox's limit."""
     disk_used_mb: int = 0
@@ -93,11 +119,9 @@ class Ledger:
     def obstacle(self, demand: Demand, machine: Machine) -> tuple[str, str] | None:
         """The first resource that `demand` does not fit into now, as (field, sentence); None when it fits."""
         policy = self.policy
-        held = self.held.values()
-        memory = sum(one.memory_mb for one in held) + self.frozen_mb
-        cpus = sum(one.cpus for one in held)
-        pids = sum(one.pids for one in held)
-        disk = sum(one.disk_mb for one in held) - self.disk_used_mb
+        held = self.held
+        memory = held.memory_mb + self.frozen_mb
+        cpus, pids, disk = held.cpus, held.pids, held.disk_mb - self.disk_used_mb
         checks = [
             ("resources.memory_mb", demand.memory_mb, memory, int(machine.memory_mb * policy.memory_overcommit), "MB"),
             ("resources.cpus", demand.cpus, cpus, machine.cpus * policy.cpu_overcommit, "cores"),

@@ -19,7 +19,7 @@ async def take(edge: Edge) -> dict[str, Any]:
     boxes = [box for box in edge._boxes.values() if box.ended is None]
     lives = [box._live for box in boxes if box._live is not None]
     known = frozenset({live.slot for live in lives} | edge._burial.slots)
-    held = list(edge._ledger.held.values())
+    held = edge._ledger.held
     return {
         "edge": edge.id,
         **edge.meters.as_json(),
@@ -29,10 +29,11 @@ async def take(edge: Edge) -> dict[str, Any]:
         "paused": sum(box.paused for box in boxes),
         "ending": len(edge._boxes) - len(boxes),
         "running_commands": sum(_running(box) for box in boxes),
-        "memory_promised_bytes": sum(one.memory_mb for one in held) << 20,
-        "cpus_promised": sum(one.cpus for one in held),
-        "pids_promised": sum(one.pids for one in held),
-        "disk_promised_bytes": sum(one.disk_mb for one in held) << 20,
+        "memory_promised_bytes": held.memory_mb << 20,
+        "cpus_promised": held.cpus,
+        "pids_promised": held.pids,
+        "disk_promised_bytes": held.disk_mb << 20,
+        "pools": [pool.as_json() for pool in edge._pools.all],
         "frozen_layers": len(edge._frozen),
         "frozen_bytes": edge._frozen.memory_mb() << 20,
         **await anyio.to_thread.run_sync(_read, edge, known),

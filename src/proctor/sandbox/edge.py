@@ -42,12 +42,13 @@ from proctor.sandbox.contract import (
 )
 from proctor.sandbox.journal import Journal, State
 from proctor.sandbox.native import doorbell
+from proctor.sandbox.pools import Pool, Pools
 from proctor.sandbox.runtimes.capabilities import achieved
 from proctor.sandbox.runtimes.contract import Order
 from proctor.sandbox.runtimes.registry import Runtimes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
     from anyio.abc import TaskStatus
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from proctor.sandbox.net.faults import FaultProfile
     from proctor.sandbox.net.secrets import Secret
     from proctor.sandbox.net.services import Service
+    from proctor.sandbox.pools import PoolSpec
     from proctor.sandbox.runtimes.contract import Incarnation, RuntimeDriver
     from proctor.sandbox.runtimes.native import Durability
 
@@ -89,12 +91,13 @@ class Edge:
         images: ImageStore | None = None,
         durable: bool = False,
         adopt: str | None = None,
+        pools: Sequence[PoolSpec] = (),
     ) -> None:
         """`pool_size`: launch slots kept ready. `queue_deadline_s`: how long a create may wait for room.
 
         `durable`: sandboxes with `lifecycle.durable` outlive this Edge, however it ends. If an earlier Edge of the same
         home has left some, this one takes its place, name and sandboxes (one such Edge, or the one called `adopt`;
-        `boxes` has them).
+        `boxes` has them). `pools`: sandboxes that are ready before somebody asks for one of exactly that spec.
         """
         self.home = (home or state_dir()).absolute()
         self._pool_size = pool_size
@@ -105,6 +108,7 @@ class Edge:
         self._boxes: dict[str, Box] = {}
         self._names = NameLayers(self.home)
         self._dialer: Dialer | None = None
+        self._pools = Pools([Pool(self, spec) for spec in pools])
         self._count = 0
         self._durable = durable
         self._adopt_only = adopt
@@ -144,6 +148,9 @@ class Edge:
                 self._tasks.start_soon(service)
             if self._directory.adopted:
                 await self._adopt()
+            for pool in self._pools.all:
+                check(pool.spec.spec)
+                self._tasks.start_soon(pool.run)
             self._token = _current.set(self)
             self._resources = stack.pop_all()
         return self
@@ -284,6 +291,9 @@ class Edge:
             raise InfraError("the Edge is not open", remedy="use it in an `async with`")
         spec = spec or SandboxSpec()
         check(spec)
+        pool = self._pools.of(spec) if not (services or secrets or faults or on_network or request_id) else None
+        if pool is not None:
+            return await self._from_pool(pool, deadline_s, on_admitted)
         carry = carried(spec, services, secrets, faults, on_network, self._get_dialer)
         objects = {"services": services, "secrets": secrets, "faults": faults}
         check_durable(spec, durable_edge=self._durable, objects=objects)
@@ -303,6 +313,30 @@ class Edge:
             answered.set()
         return box
 
+    async def _from_pool(self, pool: Pool, deadline_s: float | None, on_admitted: Callable[[], None] | None) -> Box:
+        """One that is ready, whose clocks begin now; else one more that counts among the pool's."""
+        box = await pool.take()
+        if box is None:
+            async with pool.beside() as count:
+                carry = carried(pool.spec.spec, None, None, None, None, self._get_dialer)
+                box = await self._create(pool.spec.spec, deadline_s, on_admitted, carry, None)
+                count(box)
+            return box
+        box._last_use = anyio.current_time()
+        self._wind_up(box, box.spec.lifecycle.ttl_s)
+        try:
+            if on_admitted is not None:
+                on_admitted()
+        except BaseException:
+            self._spawn_end(box, EndReason.CLOSED, "not admitted")
+            raise
+        return box
+
+    async def _create_ready(self, spec: SandboxSpec) -> Box:
+        """For a pool: it takes room that is there now, or none, and its clocks do not run yet."""
+        carry = carried(spec, None, None, None, None, self._get_dialer)
+        return await self._create(spec, None, None, carry, None, for_pool=True)
+
     async def _create(
         self,
         spec: SandboxSpec,
@@ -310,20 +344,22 @@ class Edge:
         on_admitted: Callable[[], None] | None,
         carry: Carry | None,
         request_id: str | None,
+        *,
+        for_pool: bool = False,
     ) -> Box:
         self.meters.creating += 1
         try:
             image = await self._images.resolve(spec.image)
             stack = (*image.layers, *spec.layers)
             self._images.hold(stack)
-            box_id = await self._reserve(spec, deadline_s)
+            box_id = await self._reserve(spec, deadline_s, for_pool=for_pool)
             try:
                 if on_admitted is not None:
                     on_admitted()
             except BaseException:
                 self._release(box_id)
                 raise
-            return await self._open(box_id, spec, image, stack, carry, request_id)
+            return await self._open(box_id, spec, image, stack, carry, request_id, for_pool=for_pool)
         except ProctorError as error:
             self.meters.failures[f"{type(error).__name__}:{error.field or '-'}"] += 1
             raise
@@ -346,8 +382,8 @@ class Edge:
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """The living sandboxes."""
-        return tuple(self._boxes.values())
+        """The living sandboxes, but for those that are ready in a pool."""
+        return self._pools.handed_out(self._boxes.values())
 
     async def snapshot(self) -> dict[str, Any]:
         """The numbers of this moment, as JSON values; `metrics.exposition` shows them to Prometheus."""
@@ -377,7 +413,7 @@ class Edge:
             self._dialer = Dialer()
         return self._dialer
 
-    async def _reserve(self, spec: SandboxSpec, deadline_s: float | None = None) -> str:
+    async def _reserve(self, spec: SandboxSpec, deadline_s: float | None = None, *, for_pool: bool = False) -> str:
         """Wait for room; returns the id of the sandbox that may now be opened."""
         self._count += 1
         box_id = f"{self.id}-{self._count}"
@@ -385,7 +421,11 @@ class Edge:
         achieved(spec, runtime.tier)
         driver = runtime.disk_driver(spec.resources)
         with self.meters.admission.timed():
-            await self._admit(box_id, Demand.of(spec.resources, on_disk=driver != "memory"), deadline_s)
+            demand = Demand.of(spec.resources, on_disk=driver != "memory")
+            if for_pool:
+                self._admit_now(box_id, demand)
+            else:
+                await self._admit(box_id, demand, deadline_s)
         return box_id
 
     async def _open(
@@ -396,6 +436,8 @@ class Edge:
         stack: tuple[Layer, ...],
         carry: Carry | None,
         request_id: str | None = None,
+        *,
+        for_pool: bool = False,
     ) -> Box:
         """Start a sandbox that has room. If it fails, the room is free again."""
         try:
@@ -419,7 +461,8 @@ class Edge:
         with self.meters.launch.timed():
             await box._begin()
         self.meters.created += 1
-        self._wind_up(box, spec.lifecycle.ttl_s)
+        if not for_pool:
+            self._wind_up(box, spec.lifecycle.ttl_s)
         return box
 
     # --- admission --------------------------------------------------------------------------------------------------
@@ -447,6 +490,7 @@ class Edge:
                         machine = self._machine(fresh=True)
                         continue
                     self._freed = anyio.Event()
+                    self._pools.give_way()
                     self._burial.hurry()  # what has ended and is not buried yet holds room
                     # Promises change by our own doing; the machine's free memory and disk change by that of others,
                     # which nothing announces.
@@ -461,9 +505,18 @@ class Edge:
             remedy="ask for less, run fewer at a time, or wait longer",
         )
 
+    def _admit_now(self, box_id: str, demand: Demand) -> None:
+        """For a pool, which never waits, and takes nothing that somebody waits for."""
+        obstacle = self._ledger.obstacle(demand, self._machine())
+        if obstacle is None and self._queue.locked():
+            obstacle = ("edge", "others wait before it")
+        if obstacle is not None:
+            raise RefusedError(f"no room for a ready sandbox: {obstacle[1]}", field=obstacle[0])
+        self._ledger.held[box_id] = demand
+
     async def _evict_layers(self, demand: Demand) -> bool:
         """The disk is short: make room in the layer cache, if it is on that disk. False when nothing could go."""
-        wanted = demand.disk_mb + sum(one.disk_mb for one in self._ledger.held.values()) - self._ledger.disk_used_mb
+        wanted = demand.disk_mb + self._ledger.held.disk_mb - self._ledger.disk_used_mb
         wanted += self._ledger.policy.disk_headroom_mb
         freed = await anyio.to_thread.run_sync(self._images.make_room, wanted << 20, self.home)
         if freed:
@@ -479,7 +532,7 @@ class Edge:
         return self._machine_facts
 
     def _release(self, box_id: str) -> None:
-        self._ledger.held.pop(box_id, None)
+        self._ledger.held.drop(box_id)
         self._freed.set()
 
     def _disk_used_mb(self) -> int:
@@ -514,7 +567,7 @@ class Edge:
     def _promise_disk(self, box_id: str, resources: Resources) -> None:
         """A sandbox that was admitted with its disk in memory must have it on the machine's disk."""
         demand = Demand.of(resources, on_disk=True)
-        self._ledger.held.pop(box_id, None)
+        self._ledger.held.drop(box_id)
         obstacle = self._ledger.obstacle(demand, self._machine())
         self._ledger.held[box_id] = demand
         if obstacle is not None:
@@ -590,6 +643,7 @@ class Edge:
         for timer in (*box._timers, box._pause_timer):
             if timer is not None:
                 self._timers.cancel(timer)
+        self._pools.forget(box)
         freed = self._frozen.release(box._stack)
         self._burial.put(Waste(descriptors=tuple(freed), box=box))
 

@@ -42,6 +42,16 @@ _GAUGES = {
     "layer_cache_free_bytes": "Free disk where the image store is.",
     "open_files": "File descriptors of this process.",
 }
+_POOLS = {
+    "ready": "Sandboxes of a warm pool that wait for a user.",
+    "making": "Sandboxes of a warm pool that are being made.",
+    "taken": "Sandboxes of a warm pool that were handed out and live.",
+    "low": "Fewer ready ones than that, and the pool makes more.",
+    "high": "As many ready ones as the pool makes.",
+    "cap": "Sandboxes of the pool that may exist together by its doing.",
+    "hits": "Creates that found one ready.",
+    "misses": "Creates that found none ready.",
+}
 _COUNTERS = {
     "created": "Sandboxes that were made.",
     "adopted": "Sandboxes that were taken over from an earlier Edge.",
@@ -73,6 +83,13 @@ class _Snapshots(Collector):
                 if name in one:
                     gauge.add_metric([one["edge"]], one[name])
             yield gauge
+        for name, text in _POOLS.items():
+            kind = CounterMetricFamily if name in ("hits", "misses") else GaugeMetricFamily
+            family = kind(f"proctor_sandbox_warm_{name}", text, labels=["edge", "pool"])
+            for one in self._snapshots:
+                for number, pool in enumerate(one.get("pools", ())):
+                    family.add_metric([one["edge"], str(number)], pool[name])
+            yield family
         for name, text in _COUNTERS.items():
             counter = CounterMetricFamily(f"proctor_sandbox_{name}", text, labels=["edge"])
             for one in self._snapshots:

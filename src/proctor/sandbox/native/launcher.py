@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import subprocess
-import zlib
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from proctor.common import InfraError
 from proctor.sandbox.contract import LaunchError
 from proctor.sandbox.native import doorbell
 from proctor.sandbox.native.cgroup import CgroupLayout
+from proctor.sandbox.native.idslices import RANGES_PER_EDGE, IdSlice
 from proctor.sandbox.native.pidfd import has_ended
 from proctor.sandbox.native.plan import (
     REPLY_MAX,
@@ -42,12 +42,8 @@ if TYPE_CHECKING:
 
 BINARY = Path(__file__).resolve().parent.parent / "_bin" / "proctor-init"
 
-_RANGES_PER_EDGE = 2048
-_UID_FLOOR = 0x2000_0000
-_UID_SLICES = 10
-"""Ids 0x20000000 to 0x6fffffff: above what people, distributions and other container tools use, below 2^31."""
-_GUEST_UID_FLOOR = 0x1FF0_0000
-"""Ids of guests: one for each range, below all ranges, in no sandbox's map."""
+_IN_FLIGHT = 64
+"""Launches that are asked for at once: with more, the last ones would wait longer than a launch may take."""
 _MAX_FDS = 16
 _END_S = 5.0
 _KNOCK_AGAIN_S = 0.02
@@ -89,8 +85,8 @@ class LauncherConfig:
     launch_timeout_s: float = 30.0
     binary: Path = BINARY
     uid_start: int | None = None
-    """First unprivileged id of this Edge's sandboxes; None: one of ten slices, chosen by the Edge's name."""
-    uid_ranges: int = _RANGES_PER_EDGE
+    """First unprivileged id of this Edge's sandboxes; None: a slice that no other Edge has (`idslices`)."""
+    uid_ranges: int = RANGES_PER_EDGE
     folder: Path | None = None
     """The Edge's directory: then the launcher outlives the Edge and is found again there (`doorbell`)."""
 
@@ -178,6 +174,8 @@ class Launcher:
         self._next_request = 1
         self._reading = False
         self._sending = anyio.Lock(fast_acquire=True)
+        self._room = anyio.Semaphore(_IN_FLIGHT, fast_acquire=True)
+        self._ids: IdSlice | None = None
         self._unified_fd = -1
         self._lost: str | None = None
         self._spare: list[int] = []
@@ -201,13 +199,15 @@ class Launcher:
                 raise LaunchError(f"cannot execute {config.binary.name}: {error.strerror}") from error
         ours.setblocking(False)
         launcher = cls(config, layout, _Process(process.pid, process), ours)
+        # A launcher that outlives its Edge would keep ids whose lock is gone, so it has those of its name.
+        ids = launcher._ids = IdSlice.take(config.edge) if config.folder is None else IdSlice.by_name(config.edge)
         setup = LauncherSetup(
             edge=config.edge,
             cgroups=trees,
             pool=config.pool,
-            uid_start=config.uid_start if config.uid_start is not None else default_uid_start(config.edge),
+            uid_start=config.uid_start if config.uid_start is not None else ids.uid_start,
             uid_ranges=config.uid_ranges,
-            guest_uid=default_guest_uid(config.edge),
+            guest_uid=ids.guest_uid,
             durable=config.folder is not None,
         )
         try:
@@ -267,7 +267,8 @@ class Launcher:
 
     async def launch(self, plan: Plan) -> Launched:
         """Make one sandbox. Raises LaunchError with the step and the kernel's error; then nothing of it is left."""
-        return await self._ask(plan.name, lambda request: encode_plan(plan, request), plan.descriptors)
+        async with self._room:
+            return await self._ask(plan.name, lambda request: encode_plan(plan, request), plan.descriptors)
 
     async def adopt(self, slot: str) -> Launched:
         """A sandbox that an earlier Edge has left, with a new channel. Raises LaunchError; then it goes on without."""
@@ -340,6 +341,8 @@ class Launcher:
             self._close()
 
     def _close(self) -> None:
+        if self._ids is not None:
+            self._ids.close()
         _close_all(self._spare)
         self._spare = []
         if self._process is not None:
@@ -491,20 +494,6 @@ def _spawn(binary: Path, sock: socket.socket, *, outlives: bool) -> subprocess.P
         cwd="/",
         env={},
     )
-
-
-def default_uid_start(edge: str) -> int:
-    """The first id of the slice that belongs to the Edge called `edge`."""
-    return _UID_FLOOR + _slice(edge) * _RANGES_PER_EDGE * 65536
-
-
-def default_guest_uid(edge: str) -> int:
-    """The first guest's id of the Edge called `edge`."""
-    return _GUEST_UID_FLOOR + _slice(edge) * _RANGES_PER_EDGE
-
-
-def _slice(edge: str) -> int:
-    return zlib.crc32(edge.encode()) % _UID_SLICES
 
 
 def _launched(reply: LaunchReply, fds: list[int]) -> Launched:
