@@ -71,6 +71,7 @@ Ended = TypeVar("Ended")
 
 _HELLO_SLACK_S = 1.0
 _MACHINE_RECHECK_S = 1.0
+_ENDS_AT_ONCE = 32
 _MACHINE_FRESH_S = 0.1
 _IDS_PER_GENERATION = 1_000_000_000
 """Sandboxes that one Edge can make before one that takes its place makes the first: names are never used twice."""
@@ -165,6 +166,8 @@ class Edge:
 
     async def _end_all(self) -> None:
         """End every sandbox and every service; nothing is left but the launcher."""
+        # In turns: with thousands at the same moment, the deadline of each would be that of all.
+        turns = anyio.Semaphore(_ENDS_AT_ONCE)
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as ends:
                 for box in list(self._boxes.values()):
@@ -172,7 +175,7 @@ class Edge:
                         self._left = self._runtimes.native.leaving = True
                         ends.start_soon(box._end_network)
                     else:
-                        ends.start_soon(self._end_logged, box, EndReason.CLOSED, "the Edge ended")
+                        ends.start_soon(self._end_in_turn, box, turns)
             self._burial.discard(self._frozen.close())
             await self._burial.finish()
 
@@ -187,6 +190,10 @@ class Edge:
             if durable != "tied":
                 raise
             log.warning("no native sandboxes here: %s", error.line())
+
+    async def _end_in_turn(self, box: Box, turns: anyio.Semaphore) -> None:
+        async with turns:
+            await self._end_logged(box, EndReason.CLOSED, "the Edge ended")
 
     async def _stop_runtimes(self) -> None:
         point("stop:before-launcher")

@@ -105,6 +105,8 @@ class Pool:
         self._ready: list[Box] = []
         self._taken: set[Box] = set()
         self._beside = 0
+        self._waiting = 0
+        self._made = anyio.Event()
         self._backoff = Backoff()
         self._stir = anyio.Event()
 
@@ -126,22 +128,28 @@ class Pool:
         return box in self._ready
 
     async def take(self) -> Box | None:
-        """A ready one for its first and only user, or None."""
-        while self._ready:
-            box = self._ready.pop(0)
-            self._count()
-            if box.ended is not None:
+        """A ready one for its first and only user, if need be once it is made; None when all are spoken for."""
+        while self._ready or self.level.making > self._waiting:
+            if not self._ready:
+                await self._wait_made()
                 continue
-            if await self._is_stale(box):
+            box = self._ready.pop(0)
+            self._taken.add(box)
+            self._count()
+            if box.ended is not None or await self._is_stale(box) or box.ended is not None:
                 self._edge._tasks.start_soon(box.close)
                 continue
-            if box.ended is None:
-                self._taken.add(box)
-                self.hits += 1
-                self._count()
-                return box
+            self.hits += 1
+            return box
         self.misses += 1
         return None
+
+    async def _wait_made(self) -> None:
+        self._waiting += 1
+        try:
+            await self._made.wait()
+        finally:
+            self._waiting -= 1
 
     @asynccontextmanager
     async def beside(self) -> AsyncIterator[Callable[[Box], None]]:
@@ -209,6 +217,8 @@ class Pool:
         finally:
             self.level.making -= 1
             self._count()
+            self._made.set()
+            self._made = anyio.Event()
 
 
 @dataclass(slots=True)
