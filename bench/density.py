@@ -17,11 +17,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from proctor.sandbox import Edge, Lifecycle, Policy, Resources, SandboxSpec
+from proctor.sandbox import Edge, LaunchError, Lifecycle, Policy, Resources, SandboxSpec
+
+if TYPE_CHECKING:
+    from proctor.sandbox.box import Box
 
 SPEC = SandboxSpec(
     resources=Resources(cpus=0.5, memory_mb=64, disk_mb=16, disk_inodes=2000, pids=32), lifecycle=Lifecycle(ttl_s=None)
@@ -31,6 +34,7 @@ OVERCOMMIT = Policy(memory_overcommit=1000, cpu_overcommit=100_000, pids_share=1
 """Limits may be promised many times over, since these idle; memory that is really gone still stops creation."""
 NAMESPACES = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
 IDLE_S = 5.0
+FAILURES_MAX = 5
 
 
 def memory_kb() -> dict[str, int]:
@@ -60,12 +64,13 @@ async def worker(count: int, at_once: int, burst: bool) -> None:
             await order()
             boxes: list[Any] = []
             created: list[tuple[float, float]] = []
+            failures: list[str] = []
             left = iter(range(count))
 
             async def create() -> None:
                 for _ in left:
                     begin = time.monotonic()
-                    box = await edge.create(SPEC)
+                    box = await make(edge, failures)
                     assert (await box.exec(["true"])).ok
                     boxes.append(box)
                     created.append((time.monotonic(), time.monotonic() - begin))
@@ -78,6 +83,7 @@ async def worker(count: int, at_once: int, burst: bool) -> None:
             say(
                 {
                     "created": created,
+                    "failures": failures,
                     "spaces": spaces,
                     "slots": len({(edge.id, box._live.slot) for box in boxes}),
                     "uids": [box._live.launched.uid_base for box in boxes],
@@ -102,6 +108,17 @@ async def worker(count: int, at_once: int, burst: bool) -> None:
             await order()
             begin = time.monotonic()
         say({"closed": time.monotonic() - begin})
+
+
+async def make(edge: Edge, failures: list[str]) -> Box:
+    """Create one; a failure is counted, reported and tried again, a few times."""
+    while True:
+        try:
+            return await edge.create(SPEC)
+        except LaunchError as error:
+            failures.append(error.message)
+            if len(failures) > FAILURES_MAX:
+                raise
 
 
 async def order() -> None:
@@ -195,6 +212,7 @@ def measure(count: int, at_once: int, burst: bool) -> dict[str, Any]:
             "groups": sum(one["slots"] for one in found),
             "id ranges": len({uid for one in found for uid in one["uids"]}),
         },
+        "create_failures": [message for one in found for message in one["failures"]],
         "creates_per_s": rates(began, [at for at, _ in created]),
         "create_ms": quantiles([took for _, took in created]),
         "execs_per_s": count / max(one["took"] for one in asked),
