@@ -51,8 +51,22 @@ def test_a_machine_short_of_memory_now_is_not_impossible() -> None:
     assert obstacle[1] == "100 MB of memory available, 512 kept free"
 
 
+def test_sums_of_promises_are_those_of_what_is_held() -> None:
+    ledger = Ledger(Policy())
+    for index, cpus in enumerate((0.1, 0.2, 0.7)):
+        ledger.held[str(index)] = Demand(cpus, 100, 10, 5)
+    ledger.held["1"] = Demand(0.3, 50, 0, 1)
+    ledger.held.drop("unknown")
+    held = ledger.held
+    assert (round(held.cpus, 9), held.memory_mb, held.disk_mb, held.pids) == (1.1, 250, 20, 11)
+    for index in range(3):
+        held.drop(str(index))
+    assert (held.cpus, held.memory_mb, held.disk_mb, held.pids) == (0.0, 0, 0, 0)
+
+
 def test_used_disk_is_not_counted_twice() -> None:
-    ledger = Ledger(Policy(), held={"a": Demand(1, 512, 5_000, 100)})
+    ledger = Ledger(Policy())
+    ledger.held["a"] = Demand(1, 512, 5_000, 100)
     machine = Machine(2, 8192, 6000, 6_000, 30_000, 100_000)  # 4,000 of the 5,000 promised are used already
     wanted = Demand(1, 512, 3_000, 100)
     assert ledger.obstacle(wanted, machine) is not None
