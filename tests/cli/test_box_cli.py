@@ -120,6 +120,14 @@ class TestDetached:
         assert proctor("exec", detached, "--", "sh", "-c", "echo kept > /root/f; exit 3").returncode == 3
         assert proctor("exec", detached[-6:], "cat", "/root/f").stdout == b"kept\n"
 
+    def test_one_that_cannot_outlive_its_background_process_says_why(self, home: Path) -> None:
+        policy = home.parent / "policy.json"
+        policy.write_text('{"mode": "allow", "rules": [{"host": "files.example", "methods": ["GET"]}]}')
+        made = proctor("run", "--detach", *SMALL, "--network", str(policy))
+        proctor("rm", "--all")
+        note = b"note: this sandbox ends with its background process: methods and paths"
+        assert (made.returncode, made.stderr[: len(note)]) == (0, note)
+
     def test_ls_shows_it_with_its_labels(self, detached: str) -> None:
         (row,) = json.loads(proctor("ls", "--json").stdout)
         assert (row["sandbox"], row["state"], row["detached"], row["labels"]) == (detached, "CREATED", True, {"a": "b"})

@@ -128,6 +128,8 @@ def test_the_command_writes_by_the_name_of_the_output(tmp_path: Path, capsys: py
         assert (tmp_path / name).read_text(encoding="utf-8").startswith(start)
     assert main(["report", str(run), "-o", str(tmp_path / "x"), "--format", "md"]) == 0
     assert "report: " in capsys.readouterr().out
+    assert main(["report", str(run), "-o", str(tmp_path / "x.docx")]) == 4
+    assert not (tmp_path / "x.docx").exists()
 
 
 def test_the_command_names_what_is_not_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import click
 from anyio import BrokenResourceError, ClosedResourceError, EndOfStream, IncompleteRead
 
 from proctor.common import ConfigError, ExitCode, InfraError, ProctorError, RefusedError, state_dir
@@ -42,23 +43,24 @@ def start_detached(spec: SandboxSpec, command: tuple[str, ...], extras: dict[str
     It outlives that process where it can. `extras`: what else `Edge.create` shall get (secrets, faults, a log of the
     network).
     """
-    durable = can_outlive(spec, extras)
-    if durable:
+    if (obstacle := mortal_because(spec, extras)) is None:
         spec = replace(spec, lifecycle=replace(spec.lifecycle, durable=True))
+    else:
+        click.echo(f"note: this sandbox ends with its background process: {obstacle}", err=True)
     return str(_in_background(_Duty(spec=spec, command=command, extras=extras))["sandbox"])
 
 
-def can_outlive(spec: SandboxSpec, extras: dict[str, Any]) -> bool:
-    """Whether such a sandbox can be durable. Otherwise it ends with its background process."""
+def mortal_because(spec: SandboxSpec, extras: dict[str, Any]) -> str | None:
+    """Why such a sandbox cannot be durable and ends with its background process; None when it can."""
     from proctor.sandbox._plans import check_durable
 
     wanted = replace(spec, lifecycle=replace(spec.lifecycle, durable=True))
     objects = {name: extras.get(name) for name in ("services", "secrets", "faults")}
     try:
         check_durable(wanted, durable_edge=True, objects=objects)
-    except RefusedError:
-        return False
-    return True
+    except RefusedError as refusal:
+        return refusal.message
+    return None
 
 
 def revive(edge_id: str) -> None:

@@ -31,11 +31,17 @@ def report(
     the report says how far it can be trusted and why.
     """
     from proctor.analysis.aggregate import Options
+    from proctor.common import ConfigError
     from proctor.runs.reporting import SUFFIXES, Request, write_report
 
     default = {"junit": "xml"}.get(form or "", form or "html")
     output = output or Path(f"report.{default}")
-    chosen = form or SUFFIXES.get(output.suffix.lower(), "html")
+    chosen = form or SUFFIXES.get(output.suffix.lower())
+    if chosen is None:
+        known = ", ".join(SUFFIXES)
+        raise ConfigError(
+            f"{output.name} tells no form", field="--output", remedy=f"end it in {known}, or give --format"
+        )
     asked = Options(level=level, seed=seed)
     workers = len(os.sched_getaffinity(0))
     written = write_report(Request(runs, output, chosen, trials, title, baseline, asked, workers))  # type: ignore[arg-type]
