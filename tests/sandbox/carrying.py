@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 
 WEB = ("127.7.0.1", 80)
 DIAL = "import socket, struct, sys, time\ns = socket.create_connection(('127.7.0.1', 80), 20)\n"
+# The reset of a connection that nobody wants may come before connect() has returned: it is the same reset.
+MEET_RESET = """
+import socket
+try: socket.create_connection(('127.7.0.1', 80), 20).recv(1)
+except ConnectionResetError: print('reset')
+"""
 HARD_CLOSE = "s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0)); s.close()\n"
 
 

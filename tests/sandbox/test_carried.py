@@ -13,7 +13,7 @@ from proctor.sandbox._names import NameLayers
 from proctor.sandbox.native.carried import AddressError, CarriedStream, StreamReset
 from proctor.sandbox.net import NetworkPolicy, Rule
 
-from .carrying import DIAL, HARD_CLOSE, WEB, echo, serving
+from .carrying import DIAL, HARD_CLOSE, MEET_RESET, WEB, echo, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,7 +105,7 @@ async def test_resets_go_both_ways(make_room: MakeRoom) -> None:
             stream.reset()
 
         async with serving(room, refuse):
-            result = await room.python(DIAL + "try: s.recv(1)\nexcept ConnectionResetError: print('reset')")
+            result = await room.python(MEET_RESET)
             assert result.text == "reset\n"
 
 

@@ -24,7 +24,7 @@ from proctor.sandbox.native.carried import (
 )
 from proctor.sandbox.native.frames import FIRST_WINDOW, WINDOW
 
-from .carrying import DIAL, HARD_CLOSE, WEB, all_over, echo, no_names, serving
+from .carrying import DIAL, HARD_CLOSE, MEET_RESET, WEB, all_over, echo, no_names, serving
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -293,7 +293,7 @@ async def test_a_handler_that_fails_costs_its_connection_alone(
     async with make_room() as room:
         room.channel.carry(fail, fail_names)
         await room.channel.listen(*WEB)
-        result = await room.python(DIAL + "try: s.recv(1)\nexcept ConnectionResetError: print('reset')")
+        result = await room.python(MEET_RESET)
         assert result.text == "reset\n"
         assert (await room.python(ask)).exit_code == 0
         with anyio.fail_after(5):
