@@ -18,6 +18,7 @@ from proctor.models.gateway.config import Budgets, Circuit
 from proctor.models.gateway.events import EventSplitter, fields_of
 from proctor.models.gateway.limits import Breaker, Rate
 from proctor.models.gateway.prices import Price, PriceTable
+from proctor.models.gateway.spelling import other_spelling
 from proctor.models.reply import cost_of
 from proctor.models.sse import EventDecoder
 
@@ -48,7 +49,8 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
-OBJECTS = st.dictionaries(st.text(), JSON, max_size=6)
+# A key like `N`, which some servers take for `n`, is refused; the tests of that are elsewhere.
+OBJECTS = st.dictionaries(st.text(), JSON, max_size=6).filter(lambda value: other_spelling(value) is None)
 
 
 @given(OBJECTS, st.booleans(), st.sampled_from([None, 2]))
