@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from statsmodels.stats.proportion import confint_proportions_2indep
 
@@ -65,6 +65,8 @@ cases = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 6), st.floats(0.1, 5)
 
 
 @given(cases)
+@example([(0.0, 0, 1.0), (0.0, 1, 1.0), (1.3377220916470017e-197, 2, 1.0)])
+@example([(1.0, 0, 1.0), (1.0, 1, 1.0), (1 - 2**-53, 2, 1.0)])
 def test_an_interval_holds_its_point_and_stays_inside(rows: list[tuple[float, int, float]]) -> None:
     means, codes, weights = (np.array(one) for one in zip(*rows, strict=True))
     for interval in (rate_interval(means, codes), rate_interval(means, codes, weights)):

@@ -61,6 +61,7 @@ def score_interval(rate: float, n: float, *, level: float = 0.95, formula: str =
     z = float(norm.ppf((1 + level) / 2))
     centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
     half = z * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    low = 0.0 if rate == 0 else max(0.0, centre - half)
-    high = 1.0 if rate == 1 else min(1.0, centre + half)
+    # Next to 0 and 1 the two terms cancel to rounding errors, which may lie on the wrong side of the rate.
+    low = 0.0 if rate == 0 else max(0.0, min(rate, centre - half))
+    high = 1.0 if rate == 1 else min(1.0, max(rate, centre + half))
     return Interval(rate, low, high, level, formula)

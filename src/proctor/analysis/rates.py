@@ -49,8 +49,8 @@ def _shaped(mean: float, n: float, level: float, exact: bool, suffix: str) -> In
     from scipy.stats import beta
 
     tail, k = (1 - level) / 2, mean * n
-    low = 0.0 if mean == 0 else float(beta.ppf(tail, k, n - k + 1))
-    high = 1.0 if mean == 1 else float(beta.ppf(1 - tail, k + 1, n - k))
+    low = 0.0 if mean == 0 else min(mean, float(beta.ppf(tail, k, n - k + 1)))
+    high = 1.0 if mean == 1 else max(mean, float(beta.ppf(1 - tail, k + 1, n - k)))
     return Interval(mean, low, high, level, f"clopper-pearson{suffix}")
 
 
