@@ -10,18 +10,17 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
-import anyio.abc
 
 from proctor.common import ConfigError, ExitCode, digest_json
 from proctor.models.scripted_forms import Protocol, error_body, events, first_user_text, turn_of, whole
+from proctor.models.serving import served
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -135,16 +134,9 @@ class ScriptedServer:
         return cls(load_answers(path))
 
     async def __aenter__(self) -> Self:
-        async with contextlib.AsyncExitStack() as stack:
-            # asyncio turns off Nagle's algorithm only for sockets that say they are TCP.
-            listener = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP))
-            listener.bind(("127.0.0.1", 0))
-            listener.listen(1024)
-            self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-            group = await stack.enter_async_context(anyio.create_task_group())
-            stack.callback(group.cancel_scope.cancel)
-            await group.start(_serve, _server(self._app()), listener)
-            self._stack = stack.pop_all()
+        stack = contextlib.AsyncExitStack()
+        self.base_url = f"{await stack.enter_async_context(served(self._app()))}/v1"
+        self._stack = stack
         return self
 
     async def __aexit__(self, *details: object) -> None:
@@ -272,43 +264,6 @@ def _answer(item: Mapping[str, Any]) -> Answer:
     if isinstance(values.get("body"), str):
         values["body"] = values["body"].encode()
     return Answer(**values)
-
-
-def _server(app: Starlette) -> Any:
-    """A uvicorn server that leaves the process' signal handlers alone and tells when it is up."""
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        up: Callable[[], None] | None = None
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
-
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if self.up is not None:
-                self.up()
-
-    # Connections that break on purpose would each log a traceback, so only critical messages pass.
-    config = uvicorn.Config(app, log_config=None, log_level="critical", lifespan="off", access_log=False)
-    return Server(config)
-
-
-async def _serve(
-    server: Any, listener: socket.socket, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
-) -> None:
-    server.up = task_status.started
-    try:
-        await server.serve(sockets=[listener])
-    finally:
-        # Whoever is still being answered is cut off; the event loop must forget the sockets before they are closed.
-        for answering in list(server.server_state.tasks):
-            answering.cancel()
-        for connection in list(server.server_state.connections):
-            connection.transport.abort()
-        for listening in getattr(server, "servers", ()):
-            listening.close()
 
 
 async def _main(path: Path) -> None:

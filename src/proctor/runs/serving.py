@@ -14,7 +14,7 @@ import anyio
 from proctor.common import ConfigError
 from proctor.models.gateway import Gateway, load_gateway_config
 from proctor.models.gateway.app import GatewayApp
-from proctor.models.gateway.serving import serving
+from proctor.models.serving import serving
 from proctor.runs.callfile import CallFile
 
 if TYPE_CHECKING:

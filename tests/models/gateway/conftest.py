@@ -15,8 +15,8 @@ import pytest
 
 from proctor.models.gateway import Budgets, CallRecord, Gateway, GatewayConfig, ModelConfig, TrialAccess, UpstreamConfig
 from proctor.models.gateway.config import Retries
-from proctor.models.gateway.serving import serving
 from proctor.models.scripted import Script, ScriptedServer
+from proctor.models.serving import serving
 
 KEY = "sk-real-" + "k3y/" * 8
 """The upstream's key. No record, sandbox or answer may ever hold it."""

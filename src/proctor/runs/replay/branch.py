@@ -16,7 +16,7 @@ from anyio import to_thread
 
 from proctor.agents.room import Given, RoomEvent
 from proctor.common import ConfigError, InfraError, RefusedError, digest_bytes
-from proctor.models.loopback import served
+from proctor.models.serving import served
 from proctor.runs.clock import now_iso
 from proctor.runs.replay.again import branching_gateway, carry_out, plan_of
 from proctor.runs.replay.answers import AnswerServer, Live

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from proctor.common import RefusedError
-from proctor.models.loopback import served
+from proctor.models.serving import served
 from proctor.runs.formats import COUNT, DiffFile, load
 from proctor.runs.replay.again import carry_out, plan_of, replaying_gateway
 from proctor.runs.replay.answers import AnswerServer

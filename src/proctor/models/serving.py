@@ -30,12 +30,24 @@ async def serving(app: Any, host: str = "127.0.0.1", port: int = 0) -> AsyncIter
             raise InfraError(
                 f"cannot listen on {host}:{port}: {error}", field="--host, --port", remedy="choose another"
             ) from error
+        failure: Exception | None = None
         async with anyio.create_task_group() as group:
             await group.start(_serve, _server(app), listener)
             try:
                 yield listener.getsockname()[:2]
+            except Exception as error:  # carried out of the group, so that it is not wrapped in one
+                failure = error
             finally:
                 group.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+
+@contextlib.asynccontextmanager
+async def served(app: Any) -> AsyncIterator[str]:
+    """Serve `app` on a random port of 127.0.0.1; gives `http://127.0.0.1:<port>`."""
+    async with serving(app) as (host, port):
+        yield f"http://{host}:{port}"
 
 
 def _server(app: Any) -> Any:
