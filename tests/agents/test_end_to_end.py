@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.agents.programs import proctor, upstream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.slow]
 
-ROOT = Path(__file__).resolve().parents[2]
 WRONG = "    return ordered[len(ordered) // 2]\n"
 RIGHT = "    half = len(ordered) // 2\n    return (ordered[half] + ordered[~half]) / 2\n"
 
@@ -35,32 +30,10 @@ TEXT_TURNS: list[Any] = [
 ]
 
 
-@contextmanager
-def model(turns: list[Any], folder: Path) -> Iterator[str]:
-    """A scripted model in a process of its own; gives its base URL."""
-    script = folder / "model.json"
-    script.write_text(json.dumps(turns))
-    command = [sys.executable, "-m", "proctor.models.scripted", str(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().strip()
-        finally:
-            process.terminate()
-
-
-def proctor(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PROCTOR_HOME": str(home)}
-    return subprocess.run(
-        [sys.executable, "-m", "proctor", *words],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(("harness", "turns"), [("tool-loop", TOOL_TURNS), ("text-loop", TEXT_TURNS)])
 def test_a_scripted_model_solves_a_task(harness: str, turns: list[Any], tmp_path: Path) -> None:
     record = tmp_path / "record"
-    with model(turns, tmp_path) as url:
+    with upstream(turns, tmp_path) as url:
         done = proctor(
             "run", "examples/demo", "--task", "*fix-median", "--agent", harness, "--model", f"small@{url}",
             "-o", str(record), home=tmp_path / "home",

@@ -7,24 +7,23 @@ Heavy: the first run fetches the agents' packages (about 1.5 GB in all) and buil
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.agents import programs
+from tests.agents.programs import upstream
 
 from proctor.agents import load_harness
 from proctor.agents.recipe import recipe_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+    from pathlib import Path
 
 pytestmark = [pytest.mark.heavy, pytest.mark.sandbox]
 
-ROOT = Path(__file__).resolve().parents[2]
+proctor = partial(programs.proctor, timeout_s=1800)
 COMMAND = "echo proctor-was-here | tee proof.txt; sha256sum proof.txt"
 PROOF = "proctor-was-here"
 SHELLS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -36,28 +35,6 @@ SHELLS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """The tool of each agent that runs a command, and how it is asked."""
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-
-
-@contextmanager
-def upstream(answers: Any, folder: Path) -> Iterator[str]:
-    """A scripted upstream in a process of its own, playing the recorded answers of a file; gives its base URL."""
-    script = folder / "answers.json"
-    script.write_text(json.dumps(answers))
-    command = [sys.executable, "-m", "proctor.models.scripted", str(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().strip()
-        finally:
-            process.terminate()
-
-
-def proctor(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "proctor", *words],
-        cwd=ROOT, env={**os.environ, "PROCTOR_HOME": str(home)},
-        capture_output=True, text=True, timeout=1800, check=False,
-    )  # fmt: skip
 
 
 def called(name: str, arguments: Mapping[str, Any], text: str = "") -> dict[str, Any]:

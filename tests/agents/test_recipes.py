@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tomllib
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.agents.programs import ROOT, proctor, write_caller
 
 from proctor.agents import InstalledHarness, StopReason, load_harness, run_harness
 from proctor.agents.recipe import PLACEHOLDERS, RECIPES, check_values, fill, load_recipe, recipe_names
 from proctor.common import ConfigError, RefusedError
 
-ROOT = Path(__file__).resolve().parents[2]
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SHELL_AGENT = """
 version = 1
@@ -161,14 +159,6 @@ def test_every_byte_that_is_injected_changes_the_digest(tmp_path: Path) -> None:
     assert digests(text=SHELL_AGENT.replace('GREETING = "hello"', 'GREETING = "hullo"'))[0] != first
 
 
-def proctor(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "proctor", *words],
-        cwd=ROOT, env={**os.environ, "PROCTOR_HOME": str(home)},
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-
-
 @pytest.mark.sandbox
 @pytest.mark.slow
 def test_an_agent_that_is_data_from_the_command_line_to_the_record(tmp_path: Path) -> None:
@@ -282,31 +272,13 @@ def test_the_example_in_the_guide_is_a_recipe(tmp_path: Path) -> None:
     assert tomllib.loads(example)["name"] == load_harness(str(folder / "agent.toml")).name
 
 
-CALLER = r"""
-import json, os, pathlib, subprocess, sys, urllib.request
-
-def ask(messages):
-    body = json.dumps({"model": os.environ["MODEL"], "messages": messages}).encode()
-    headers = {"authorization": "Bearer " + os.environ["KEY"], "content-type": "application/json"}
-    request = urllib.request.Request(os.environ["BASE"] + "/chat/completions", body, headers)
-    return json.load(urllib.request.urlopen(request, timeout=30))["choices"][0]["message"]
-
-messages = [{"role": "user", "content": sys.stdin.read()}]
-while True:
-    answer = ask(messages)
-    messages.append(answer)
-    if not answer.get("tool_calls"):
-        break
-    for call in answer["tool_calls"]:
-        command = json.loads(call["function"]["arguments"])["command"]
-        output = subprocess.run(command, shell=True, capture_output=True, text=True).stdout
-        messages.append({"role": "tool", "tool_call_id": call["id"], "content": output})
+TELLS = r"""
 blocked = False
 try:
     urllib.request.urlopen("http://elsewhere.example/", timeout=5)
 except OSError:
     blocked = True
-for message in [m for m in messages if m["role"] == "assistant"]:
+for message in answers:
     blocks = [{"type": "text", "text": message.get("content") or ""}]
     print(json.dumps({"type": "assistant", "message": {"id": "x", "content": blocks}}))
     print(json.dumps({"type": "user", "message": {"content": []}}))
@@ -316,24 +288,6 @@ if "as-user" in messages[0]["content"]:
         print(json.dumps({"type": "assistant", "message": {"content": "I thought hard."}}))
         print(json.dumps({"type": "user", "message": {"content": []}}))
 print(json.dumps({"type": "result", "result": f"{os.getuid()} {blocked} {pathlib.Path(os.environ['STATE']).exists()}"}))
-"""
-CALLING_AGENT = """
-version = 1
-name = "caller"
-agent_version = "1"
-protocols = ["chat"]
-command = ["python3", "${state}/agent.py"]
-stdin = "${instruction}"
-[environment]
-BASE = "${endpoint}"
-KEY = "${token}"
-MODEL = "${model}"
-STATE = "${state}"
-[[files]]
-path = "${state}/agent.py"
-source = "agent.py"
-[transcript]
-format = "claude"
 """
 
 
@@ -346,8 +300,7 @@ async def test_an_agent_in_the_sandbox_has_its_model_and_nothing_else(tmp_path: 
 
     from proctor.models.scripted import ScriptedServer, call, say
 
-    (tmp_path / "agent.py").write_text(CALLER)
-    (tmp_path / "agent.toml").write_text(CALLING_AGENT)
+    recipe = write_caller(tmp_path, TELLS)
     tasks = tmp_path / "tasks"
     for name, user in (("as-root", ""), ("as-user", '[agent]\nuser = "user"\n'), ("too-long", "")):
         folder = tasks / name
@@ -361,7 +314,7 @@ async def test_an_agent_in_the_sandbox_has_its_model_and_nothing_else(tmp_path: 
     endless = [call("bash", command=f"echo {number}") for number in range(9)]
     record = tmp_path / "record"
     async with ScriptedServer({"too-long": endless, "*": [proof, say("done")]}) as server:
-        words = ("run", str(tasks), "--agent", str(tmp_path / "agent.toml"), "--model", f"small@{server.base_url}")
+        words = ("run", str(tasks), "--agent", str(recipe), "--model", f"small@{server.base_url}")
         done = await anyio.to_thread.run_sync(lambda: proctor(*words, "-o", str(record), home=tmp_path / "home"))
         assert done.returncode == 0, done.stderr
         asked = len(server.requests)

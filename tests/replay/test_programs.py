@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+from tests.agents.programs import CALLER, write_caller
 from tests.runs.toys import make_toy
 
 from proctor.common import RefusedError
@@ -22,48 +23,13 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.anyio]
 
-AGENT = r"""
-import json, os, subprocess, sys, urllib.request
-
-def ask(messages):
-    body = json.dumps({"model": os.environ["MODEL"], "messages": messages}).encode()
-    headers = {"authorization": "Bearer " + os.environ["KEY"], "content-type": "application/json"}
-    request = urllib.request.Request(os.environ["BASE"] + "/chat/completions", body, headers)
-    return json.load(urllib.request.urlopen(request, timeout=30))["choices"][0]["message"]
-
-messages = [{"role": "user", "content": sys.stdin.read()}]
-while True:
-    answer = ask(messages)
-    messages.append(answer)
-    if not answer.get("tool_calls"):
-        break
-    for one in answer["tool_calls"]:
-        command = json.loads(one["function"]["arguments"])["command"]
-        output = subprocess.run(command, shell=True, capture_output=True, text=True).stdout
-        messages.append({"role": "tool", "tool_call_id": one["id"], "content": output})
-for number, message in enumerate(m for m in messages if m["role"] == "assistant"):
+TELLS = r"""
+for number, message in enumerate(answers):
     blocks = [{"type": "text", "text": message.get("content") or "."}]
     print(json.dumps({"type": "assistant", "message": {"id": str(number), "model": "m", "content": blocks}}))
     if "TELLS_LESS" not in os.environ:
         print(json.dumps({"type": "user", "message": {"content": []}}))
 print(json.dumps({"type": "result", "result": "done"}))
-"""
-RECIPE = """
-version = 1
-name = "caller"
-agent_version = "1"
-protocols = ["chat"]
-command = ["python3", "${state}/agent.py"]
-stdin = "${instruction}"
-[environment]
-BASE = "${endpoint}"
-KEY = "${token}"
-MODEL = "${model}"
-[[files]]
-path = "${state}/agent.py"
-source = "agent.py"
-[transcript]
-format = "claude"
 """
 
 
@@ -86,8 +52,7 @@ async def invoke(*arguments: str, code: int = 0) -> dict[str, Any]:
 
 
 async def test_a_program_in_the_sandbox_is_replayed_and_branched_off(tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text(AGENT)
-    (tmp_path / "agent.toml").write_text(RECIPE)
+    agent = write_caller(tmp_path, TELLS)
     make_toy(tmp_path / "tasks", "toy")
     run = str(tmp_path / "run")
     async with ScriptedServer(model) as server:
@@ -95,7 +60,7 @@ async def test_a_program_in_the_sandbox_is_replayed_and_branched_off(tmp_path: P
             "run",
             str(tmp_path / "tasks"),
             "--agent",
-            str(tmp_path / "agent.toml"),
+            str(agent),
             "--model",
             f"m@{server.base_url}",
         ]
@@ -114,7 +79,7 @@ async def test_a_program_in_the_sandbox_is_replayed_and_branched_off(tmp_path: P
         assert str(done.arms["changed"][0].outcome) == "resolved"
         assert len(server.requests) == asked + 2, "the first answer came from the record"
         assert not done.notes
-        (tmp_path / "agent.toml").write_text(RECIPE.replace("[environment]", '[environment]\nTELLS_LESS = "1"'))
+        write_caller(tmp_path, TELLS, CALLER.replace("[environment]", '[environment]\nTELLS_LESS = "1"'))
         await invoke(*words, "-o", run + "-2")
         recorded = await find_recorded(tmp_path / "run-2", "toy")
         with pytest.raises(RefusedError, match="tells of 1 answers of its model, and 3 were given"):

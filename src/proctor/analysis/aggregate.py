@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from proctor.analysis.cells import PLAIN, Dimension, reduce_trials
+from proctor.analysis.cells import Dimension, reduce_trials
 from proctor.analysis.faces import Front, front
+from proctor.analysis.frame import PLAIN
 from proctor.analysis.provenance import FORMULAS, Input, Provenance
 from proctor.analysis.rates import rate_interval
 from proctor.analysis.resample import Resampler, by_cluster

@@ -11,14 +11,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from proctor.analysis.frame import GRADED
+from proctor.analysis.frame import GRADED, under
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from proctor.analysis.observed import Certainty, Observed, Signal
 
-PLAIN = "plain"
 UNCLASSIFIED = "unclassified"
 RESOLVED = "resolved"
 NOT_RUN = "not run"
@@ -136,7 +135,7 @@ def account(judged: Iterable[Judged], not_run: Iterable[tuple[str, str]]) -> Acc
     entries = [(agent, outcome, NOT_RUN) for agent, outcome in not_run]
     for one in judged:
         agent, condition = one.seen.behaviour.agent, one.seen.behaviour.condition
-        agent = agent if condition == PLAIN else f"{agent}, {condition}"
+        agent = under(agent, condition)
         entries.append((agent, one.seen.outcome, one.cause.name if one.cause else RESOLVED))
         for name, certainty in {signal.name: signal.certainty for signal in one.signals}.items():
             seen_in.setdefault(name, Counter())[agent] += 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from proctor.analysis.faces import MEASURES, Measure
-from proctor.analysis.frame import GRADED, OUTCOMES, TRIALS
+from proctor.analysis.frame import GRADED, OUTCOMES, PLAIN, TRIALS
 from proctor.analysis.splits import HIDDEN, PUBLIC
 from proctor.common import ConfigError
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 Dimension = Literal["capability", "difficulty", "domain", "split"]
 DIMENSIONS: tuple[Dimension, ...] = ("capability", "difficulty", "domain", "split")
-PLAIN = "plain"
 _AGENT = ["agent", "harness", "harness_version", "model"]
 _TASK = ["task", "task_digest"]
 _NEEDED = ["agent", "task", "condition", "outcome"]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from proctor.analysis.claims import Terms, compare
+from proctor.analysis.frame import PLAIN
 from proctor.common import ConfigError
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from proctor.analysis.comparison import Comparison
 
-PLAIN = "plain"
 MEANT_TO_DIFFER = frozenset({"condition", "limits", "task_digest"})
 """A condition may be a longer budget, or the task in another version; the image has to be the same."""
 

@@ -67,6 +67,14 @@ run where the run was: it stays in the count, with its reason in `detail`."""
 GRADED = ("resolved", "unresolved", "agent_limit", "disqualified")
 """Outcomes that count in a denominator. The others are excluded, with their reason, and shown."""
 
+PLAIN = "plain"
+"""The condition of a trial that nothing was done to."""
+
+
+def under(agent: str, condition: str) -> str:
+    """An agent as it is shown beside itself: with the condition that it ran under, if that is not plain."""
+    return agent if condition == PLAIN else f"{agent}, {condition}"
+
 
 def schema() -> pl.Schema:
     """`TRIALS` as a polars schema (imported lazily: polars is an extra)."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from proctor.analysis.cells import DIMENSIONS, PLAIN, Dimension
+from proctor.analysis.cells import DIMENSIONS, Dimension
 from proctor.analysis.faces import MEASURES, Change, Cost, Spent, change, cost
-from proctor.analysis.frame import GRADED
+from proctor.analysis.frame import GRADED, PLAIN
 from proctor.analysis.means import FEW_CLUSTERS, SuiteMean, Tasks, suite_mean
 from proctor.analysis.passk import Curve, pass_curve
 from proctor.analysis.proportions import Interval, proportion, score_interval

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proctor.agents.faults import ToolFaults
+from proctor.analysis.frame import PLAIN
 from proctor.common import ConfigError, digest_json
 from proctor.tasks.ablations import Ablation, GivenAblation, longer_budget, read_ablations
 from proctor.tasks.perturb import can_change, check_kinds, perturb
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
     from proctor.sandbox.net import FaultProfile
     from proctor.tasks.model import AgentLimits, Task
-
-PLAIN = "plain"
 
 
 @dataclass(frozen=True, slots=True)

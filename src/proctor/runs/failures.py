@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from proctor.analysis.cards import Card, checked, make_card
 from proctor.analysis.causes import ENDED, MEANINGS, NOT_RUN, RESOLVED, Account, Judged, account, judge
-from proctor.analysis.frame import GRADED
+from proctor.analysis.frame import GRADED, PLAIN, under
 from proctor.analysis.observed import FindingSeen, Observed, TestSeen
 from proctor.analysis.report.model import Cause, Causes, CauseSignal
 from proctor.common import ConfigError
@@ -75,7 +75,7 @@ def read_failures(trials: pl.DataFrame) -> Failures:
 def row_agent(row: Mapping[str, Any]) -> str:
     """The agent of a row as accounts name it: with the condition, if it is not plain."""
     agent: str = row["agent"]
-    return agent if row["condition"] == "plain" else f"{agent}, {row['condition']}"
+    return under(agent, row["condition"])
 
 
 Conditions = Mapping[tuple[str, str], tuple[tuple[str, int, int], ...]]
@@ -91,7 +91,7 @@ def conditions_of(judged: Iterable[Judged]) -> Conditions:
             won, graded = by_name.get(run.condition, (0, 0))
             by_name[run.condition] = (won + (one.seen.outcome == RESOLVED), graded + 1)
     return {
-        key: tuple((name, *found) for name, found in sorted(by_name.items(), key=lambda item: item[0] != "plain"))
+        key: tuple((name, *found) for name, found in sorted(by_name.items(), key=lambda item: item[0] != PLAIN))
         for key, by_name in counts.items()
         if len(by_name) > 1
     }

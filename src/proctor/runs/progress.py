@@ -6,6 +6,7 @@ from collections import Counter
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol, Self
 
+from proctor.analysis.frame import under
 from proctor.runs.outcome import Outcome
 from proctor.runs.text import duration, safe
 
@@ -57,7 +58,7 @@ class Board:
             self.outcomes[outcome] += 1
             if event.result:
                 condition = event.result.condition
-                label = event.result.agent if condition == "plain" else f"{event.result.agent}, {condition}"
+                label = under(event.result.agent, condition)
                 self.per_agent.setdefault(label, Counter())[outcome] += 1
 
     @property

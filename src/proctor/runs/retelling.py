@@ -9,6 +9,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from proctor.analysis.frame import under
 from proctor.analysis.report.model import Block, Story, StoryStep, StoryTest
 from proctor.runs.text import duration, quantity
 
@@ -46,7 +47,7 @@ def retell(trial: TrialView, length: Length) -> Story:
         trial_id=result.trial_id,
         run_id=result.run_id,
         task=result.task,
-        agent=result.agent if result.condition == "plain" else f"{result.agent}, {result.condition}",
+        agent=under(result.agent, result.condition),
         attempt=result.attempt,
         outcome=str(result.outcome),
         detail=_cut(result.detail, length),

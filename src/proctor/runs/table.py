@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from proctor.analysis.frame import under
 from proctor.runs.outcome import Outcome
 from proctor.runs.summary import NOT_RUN, STOPPED, rates_by_task
 from proctor.runs.text import percent, safe
@@ -111,7 +112,7 @@ def weighted(view: RunView) -> list[str]:
 
 
 def _who(row: AgentRow) -> str:
-    return row.agent if row.condition == "plain" else f"{row.agent}, {row.condition}"
+    return under(row.agent, row.condition)
 
 
 def compat(trials: Sequence[PlannedTrial], agents: Sequence[str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from proctor.analysis.frame import GRADED, OUTCOMES
+from proctor.analysis.frame import GRADED, OUTCOMES, under
 from proctor.analysis.report.model import Mark, Matrix, MatrixRow
 
 if TYPE_CHECKING:
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from proctor.analysis.aggregate import Aggregate
 
-PLAIN = "plain"
 MOST_TRIALS = 20_000
 """A page lists as many trials as this; the rest of the tasks are counted."""
 Identity = tuple[str | None, str | None, str | None, str | None]
@@ -43,8 +42,8 @@ def build_matrix(trials: pl.LazyFrame, result: Aggregate, *, most: int = MOST_TR
     columns = ["task", "agent", "harness", "harness_version", "model", "run_id", "trial_id", "attempt", "outcome",
                "condition"]  # fmt: skip
     rows = trials.select(columns).filter(pl.col("task").is_in(shown.implode())).collect()
-    under = rows.select("condition").unique(maintain_order=True).to_series().to_list()
-    conditions = [name for name in result.conditions if name in under]
+    seen_under = set(rows["condition"].unique())
+    conditions = [name for name in result.conditions if name in seen_under]
     columns_of = [(summary.agent, condition) for condition in conditions for summary in result.summaries]
     place = {column: number for number, column in enumerate(columns_of)}
     order = rows.sort("task", "run_id", "attempt", "trial_id", maintain_order=True)
@@ -55,7 +54,7 @@ def build_matrix(trials: pl.LazyFrame, result: Aggregate, *, most: int = MOST_TR
             cells[task][place[agent, condition]].append((run_id, trial_id, attempt, outcome, condition))
     seen = set(rows["outcome"].unique())
     return Matrix(
-        agents=tuple(agent if condition == PLAIN else f"{agent}, {condition}" for agent, condition in columns_of),
+        agents=tuple(under(agent, condition) for agent, condition in columns_of),
         rows=_rows(cells, compared=sum(condition == conditions[0] for _, condition in columns_of)),
         left_out=len(counts) - len(shown),
         outcomes=tuple(outcome for outcome in OUTCOMES if outcome in seen),
