@@ -8,10 +8,14 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.runs.toys import make_toy
 
+from proctor.agents.conversation import Conversation
+from proctor.agents.tool_loop import note
 from proctor.analysis.behaviour import Action, tool_action
 from proctor.analysis.cards import holds, make_card
 from proctor.analysis.observed import Pointer
@@ -19,7 +23,9 @@ from proctor.runs.behaviour import excused
 from proctor.runs.failures import Resolver, read_failures
 from proctor.runs.frame import load_trials, save_trials
 from proctor.runs.ledger import verify_ledger
-from proctor.runs.told import network_faults
+from proctor.runs.told import network_faults, pressure
+from proctor.runs.trajectory import build_trajectory
+from proctor.trajectories.atif import Agent, dump_trajectory
 
 
 @pytest.fixture
@@ -54,6 +60,20 @@ def test_what_stands_at_a_place(record: Path, pointer: Pointer, text: str | None
 def test_a_link_out_of_the_record_is_not_followed(record: Path) -> None:
     (record / "link.json").symlink_to(record.parent / "secret.json")
     assert Resolver(record)(Pointer("link.json", "/key")) is None
+
+
+def test_a_conversation_that_the_tool_loop_shortened_is_context_pressure(tmp_path: Path) -> None:
+    conversation = Conversation([{"role": "system", "content": "s"}])
+    for number in range(3):
+        conversation.add([{"role": "tool", "tool_call_id": f"call-{number}", "content": "x" * 9000}])
+    steps: list[Any] = []
+    note(SimpleNamespace(recorder=SimpleNamespace(step=steps.append)), conversation.fit(5000))  # type: ignore[arg-type]
+    trajectory = build_trajectory(steps, session_id="s", trajectory_id="t", agent=Agent(name="tool-loop", version="2"),
+                                  instruction="i", started_at="2026-01-01T00:00:00Z")  # fmt: skip
+    (tmp_path / "trajectory.json").write_bytes(dump_trajectory(trajectory))
+    [(what, place)] = pressure(trajectory, "finished", "")
+    assert what == "the conversation was shortened"
+    assert place.span == Resolver(tmp_path)(place) == "it had outgrown its budget"
 
 
 @pytest.fixture(scope="module")

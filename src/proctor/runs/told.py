@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from proctor.analysis.numbers import unsupported, values_in
 from proctor.analysis.observed import Pointer, State
-from proctor.runs.behaviour import text_of
 from proctor.runs.formats import NetworkLine, parse
+from proctor.trajectories.atif import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -77,10 +77,12 @@ def pressure(trajectory: Trajectory, stop: str, detail: str) -> tuple[tuple[str,
     """Answers cut off by their length, a conversation that was shortened, and a window that was full at the end."""
     found = []
     for index, step in enumerate(trajectory.steps):
-        if (step.extra or {}).get("finish_reason") == "length":
+        extra = step.extra or {}
+        if extra.get("finish_reason") == "length":
             found.append(("an answer was cut off by its length", f"/steps/{index}/extra/finish_reason", "length"))
-        if step.is_copied_context:
-            found.append(("the conversation was shortened", f"/steps/{index}/is_copied_context", "true"))
+        if isinstance(dropped := extra.get("context_dropped"), dict):
+            why = str(dropped.get("why"))
+            found.append(("the conversation was shortened", f"/steps/{index}/extra/context_dropped/why", why))
     places = [(what, Pointer("trajectory.json", place, span)) for what, place, span in found]
     if stop == "limit:tokens" and "context" in detail:
         places.append(("the window of the model was full", Pointer("result.json", "/detail", "context")))
