@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from proctor.sandbox.contract import SandboxSpec
 
 SOCKET = "control.sock"
-_START_TIMEOUT_S = 60.0
 _LINE_MAX = 16 << 20
 
 

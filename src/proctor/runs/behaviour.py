@@ -16,7 +16,7 @@ from proctor.analysis.behaviour import Action, Behaviour, exec_action, tool_acti
 from proctor.analysis.frame import GRADED
 from proctor.common import ConfigError
 from proctor.runs.formats import ExecLine, parse
-from proctor.trajectories.atif import Content, ObservationResult, Trajectory, read_trajectory
+from proctor.trajectories.atif import read_trajectory, result_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from proctor.runs.formats import StreamLine
-    from proctor.trajectories.atif import ToolCall
+    from proctor.trajectories.atif import ObservationResult, ToolCall, Trajectory
 
 
 def read_behaviours(trials: pl.DataFrame) -> list[Behaviour]:
@@ -81,7 +81,7 @@ def trajectory_actions(trajectory: Trajectory, injected: frozenset[str] = frozen
             continue
         results = step.observation.results if step.observation else []
         for number, call in enumerate(step.tool_calls or ()):
-            action = _action(call, _result(call, results, alone=len(step.tool_calls or ()) == 1),
+            action = _action(call, result_of(call, results, alone=len(step.tool_calls or ()) == 1),
                              f"trajectory.json#/steps/{index}/tool_calls/{number}")  # fmt: skip
             yield replace(action, injected=True) if action.failed and _is_of(call, injected) else action
 
@@ -121,22 +121,6 @@ def _action(call: ToolCall, result: ObservationResult | None, evidence: str) -> 
     failed = result is not None and bool((result.extra or {}).get("error"))
     failed = failed or (content is not None and content.startswith("exit code: ") and content[11:12] not in ("0", ""))
     return tool_action(call.function_name, call.arguments, result=content, failed=failed, evidence=evidence)
-
-
-def _result(call: ToolCall, results: list[ObservationResult], *, alone: bool) -> ObservationResult | None:
-    """What a call was answered; older writers leave the id out where a step has one call only."""
-    for result in results:
-        if result.source_call_id == call.tool_call_id:
-            return result
-    return results[0] if alone and len(results) == 1 and results[0].source_call_id is None else None
-
-
-def text_of(content: Content) -> str:
-    """A message's text; media by their paths."""
-    if isinstance(content, str):
-        return content
-    return "\n".join(part.text if part.text is not None else f"[{part.source.path if part.source else part.type}]"
-                     for part in content)  # fmt: skip
 
 
 def exec_actions(lines: Iterable[ExecLine]) -> Iterator[Action]:

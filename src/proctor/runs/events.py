@@ -10,7 +10,6 @@ is never trusted beyond what the log itself says, and made anew in memory where 
 from __future__ import annotations
 
 import json
-import os
 import struct
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
@@ -163,11 +162,6 @@ class EventLog:
                 if whole or not start:
                     return whole[-1] if whole else b""
                 reach *= 8
-
-
-def has_events(directory: Path) -> bool:
-    """True when the trial has an event log."""
-    return os.path.exists(directory / EVENTS)
 
 
 def _parse(line: bytes, name: str) -> Event:

@@ -14,9 +14,8 @@ from proctor.analysis.cards import card_lines
 from proctor.analysis.citations import INSTRUCTIONS, add_statements
 from proctor.common import ConfigError
 from proctor.models.contract import ModelError
-from proctor.runs.behaviour import text_of
 from proctor.runs.failures import Resolver, card_of
-from proctor.trajectories.atif import read_trajectory
+from proctor.trajectories.atif import read_trajectory, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -20,11 +20,11 @@ from proctor.runs.behaviour import (
     exec_actions,
     exec_lines,
     injected_calls,
-    text_of,
     trajectory_actions,
 )
 from proctor.runs.evidence import read_record
 from proctor.runs.told import file_states, network_faults, offered_tools, pressure, unsupported_numbers
+from proctor.trajectories.atif import text_of
 
 if TYPE_CHECKING:
     import polars as pl

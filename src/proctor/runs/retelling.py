@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from proctor.analysis.frame import under
 from proctor.analysis.report.model import Block, Story, StoryStep, StoryTest
 from proctor.runs.text import duration, quantity
+from proctor.trajectories.atif import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from proctor.runs.formats import GradeFile
     from proctor.runs.story import TrialView
-    from proctor.trajectories.atif import ContentPart, Step
+    from proctor.trajectories.atif import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def _step(step: Step, length: Length) -> StoryStep:
 def _blocks(step: Step, length: Length) -> Iterator[Block]:
     if step.reasoning_content:
         yield Block("thought", shorten(step.reasoning_content, length), "reasoning")
-    if message := _text(step.message):
+    if message := text_of(step.message):
         yield Block("message", shorten(message, length))
     results = {result.source_call_id: result for result in (step.observation.results if step.observation else ())}
     for call in step.tool_calls or ():
@@ -101,9 +102,9 @@ def _blocks(step: Step, length: Length) -> Iterator[Block]:
         result = results.pop(call.tool_call_id, None)
         if result is not None:
             failed = bool(result.extra and result.extra.get("error"))
-            yield Block("error" if failed else "output", shorten(_text(result.content), length))
+            yield Block("error" if failed else "output", shorten(text_of(result.content), length))
     for result in results.values():
-        yield Block("output", shorten(_text(result.content), length))
+        yield Block("output", shorten(text_of(result.content), length))
 
 
 def _call(arguments: dict[str, Any]) -> str:
@@ -113,12 +114,6 @@ def _call(arguments: dict[str, Any]) -> str:
     if isinstance(command, str):
         return command
     return "\n".join(f"{key}: {value}" for key, value in arguments.items())
-
-
-def _text(content: str | list[ContentPart] | None) -> str:
-    if isinstance(content, list):
-        return "\n".join(part.text if part.text is not None else f"[{part.type}]" for part in content)
-    return content or ""
 
 
 def _changes(trial: TrialView, length: Length) -> Iterator[str]:

@@ -10,11 +10,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from proctor.runs.text import brief, duration, safe, shorten
+from proctor.trajectories.atif import result_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from proctor.trajectories.atif import Content, ObservationResult, Step, ToolCall, Trajectory
+    from proctor.trajectories.atif import ObservationResult, Step, ToolCall, Trajectory
     from proctor.trajectories.draft import Imported
 
 Line = tuple[str, str]
@@ -44,7 +45,7 @@ def step_text(step: Step, begun: str | None = None) -> Iterator[Line]:
     results = list(step.observation.results) if step.observation else []
     for call in step.tool_calls or ():
         yield from _call(call)
-        result = _result_of(call, results, alone=len(step.tool_calls or ()) == 1)
+        result = result_of(call, results, alone=len(step.tool_calls or ()) == 1)
         if result is not None:
             results.remove(result)
             yield from _result(result)
@@ -117,26 +118,12 @@ def _is_long(value: Any) -> bool:
     return isinstance(value, str) and ("\n" in value.rstrip("\n") or len(value) > 100)
 
 
-def _result_of(call: ToolCall, results: list[ObservationResult], *, alone: bool) -> ObservationResult | None:
-    for result in results:
-        if result.source_call_id == call.tool_call_id:
-            return result
-    return results[0] if alone and len(results) == 1 and results[0].source_call_id is None else None
-
-
 def _result(result: ObservationResult) -> Iterator[Line]:
     failed = bool(result.extra and result.extra.get("error"))
     text = text_of(result.content)
     if not text.strip():
         yield "dim", "    (no output)"
     yield from indented("red" if failed else "dim", text, prefix="    ")
-
-
-def text_of(content: Content | None) -> str:
-    """A message's text; media by their kind."""
-    if isinstance(content, list):
-        return "\n".join(part.text if part.text is not None else f"[{part.type}]" for part in content)
-    return content or ""
 
 
 def indented(style: str, text: str, prefix: str = "  ") -> Iterator[Line]:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import random
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from proctor.common import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-Perturbation = Literal["whitespace", "case", "paraphrase", "noise", "order"]
 
 _KEPT = re.compile(
     r"^```.*?^```[^\n]*$|^~~~.*?^~~~[^\n]*$|^(?: {4}|\t)[^\n]*$|``.+?``|`[^`\n]+`|"

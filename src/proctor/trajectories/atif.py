@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from proctor.common import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 SchemaVersion = Literal[
@@ -226,6 +227,23 @@ class Trajectory(_Atif):
                         raise ValueError(
                             f"step {step.step_id}: a subagent reference can be resolved neither by id nor by path"
                         )
+
+
+def result_of(call: ToolCall, results: Sequence[ObservationResult], *, alone: bool) -> ObservationResult | None:
+    """What a call was answered, of its step's results. Older writers leave the id out where a call is `alone` in its
+    step."""
+    for result in results:
+        if result.source_call_id == call.tool_call_id:
+            return result
+    return results[0] if alone and len(results) == 1 and results[0].source_call_id is None else None
+
+
+def text_of(content: Content | None) -> str:
+    """A message's text; media by their paths."""
+    if isinstance(content, list):
+        return "\n".join(part.text if part.text is not None else f"[{part.source.path if part.source else part.type}]"
+                         for part in content)  # fmt: skip
+    return content or ""
 
 
 def read_trajectory(path: Path) -> Trajectory:

@@ -66,9 +66,7 @@ def _facts(draft: Draft, document: Mapping[str, Any], info: Mapping[str, Any]) -
     draft.extra |= {**kept, "trajectory_format": document.get("trajectory_format", "(none)")}
     for name in sorted(document.keys() - {"info", "messages", "trajectory_format", "instance_id"}):
         draft.losses.add(f"{name}: a field that is not known")
-    for name in sorted(
-        info.keys() - {"exit_status", "submission", "traceback", "model_stats", "mini_version", "config"}
-    ):
+    for name in sorted(info.keys() - _INFO_KEYS):
         draft.losses.add(f"info.{name}: a field that is not known")
     if not any(step.timestamp for step in draft.steps):
         draft.losses.add("times: the file has none")

@@ -13,10 +13,12 @@ import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from proctor.trajectories.atif import result_of, text_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from proctor.trajectories.atif import Content, ObservationResult, Step, ToolCall, Trajectory
+    from proctor.trajectories.atif import Content, Step, ToolCall, Trajectory
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.0"
 _INTERNAL, _CLIENT = 1, 3
@@ -124,7 +126,8 @@ class _Writer:
     def _tool(
         self, step: Step, call: ToolCall, number: int, begin: int, end: int, *, estimated: bool
     ) -> dict[str, Any]:
-        result = _result_of(step, call)
+        results = step.observation.results if step.observation else []
+        result = result_of(call, results, alone=len(step.tool_calls or ()) == 1)
         error = (result.extra or {}).get("error") if result is not None else None
         attributes = {
             "gen_ai.operation.name": "execute_tool",
@@ -132,7 +135,7 @@ class _Writer:
             "gen_ai.tool.type": "function",
             "gen_ai.tool.call.id": call.tool_call_id,
             "gen_ai.tool.call.arguments": _json(call.arguments),
-            "gen_ai.tool.call.result": _text(result.content) if result is not None else None,
+            "gen_ai.tool.call.result": text_of(result.content) if result is not None else None,
             "error.type": "tool_error" if error else None,
             "proctor.step": step.step_id,
             "proctor.time.estimated": True if estimated else None,
@@ -188,29 +191,15 @@ def _provider(model: Any) -> str | None:
     return _PROVIDERS.get(str(model).partition("/")[0].lower()) if model else None
 
 
-def _result_of(step: Step, call: ToolCall) -> ObservationResult | None:
-    results = step.observation.results if step.observation else []
-    for result in results:
-        if result.source_call_id == call.tool_call_id:
-            return result
-    return results[0] if len(results) == 1 and len(step.tool_calls or ()) == 1 else None
-
-
-def _text(content: Content | None) -> str:
-    if isinstance(content, list):
-        return "\n".join(part.text if part.text is not None else f"[{part.type}]" for part in content)
-    return content or ""
-
-
 def _messages(role: str, content: Content) -> str:
-    return _json([{"role": role, "parts": [{"type": "text", "content": _text(content)}]}])
+    return _json([{"role": role, "parts": [{"type": "text", "content": text_of(content)}]}])
 
 
 def _output(step: Step, reason: Any) -> str:
     parts: list[dict[str, Any]] = []
     if step.reasoning_content:
         parts.append({"type": "reasoning", "content": step.reasoning_content})
-    if text := _text(step.message):
+    if text := text_of(step.message):
         parts.append({"type": "text", "content": text})
     parts += [
         {"type": "tool_call", "id": call.tool_call_id, "name": call.function_name, "arguments": call.arguments}
@@ -220,7 +209,7 @@ def _output(step: Step, reason: Any) -> str:
 
 
 def _instructions(trajectory: Trajectory) -> str | None:
-    texts = [_text(step.message) for step in trajectory.steps if step.source == "system"]
+    texts = [text_of(step.message) for step in trajectory.steps if step.source == "system"]
     return _json([{"type": "text", "content": text} for text in texts[:1]]) if texts else None
 
 

@@ -77,11 +77,7 @@ def _from_history(draft: Draft, history: list[Mapping[str, Any]], turns: list[Ma
                               action=item.get("action"))  # fmt: skip
             if not step.calls and item.get("action"):
                 step.call("bash", {"command": text_of(item["action"])})
-            if (
-                waiting
-                and not demo
-                and text_of(waiting[0].get("action")).strip() == text_of(item.get("action")).strip()
-            ):
+            if waiting and not demo and _same(waiting[0].get("action"), item.get("action")):
                 _timing(draft, step.extra, waiting.pop(0))
         elif (step_before := draft.last_agent()) is not None and item.get("message_type") == "observation":
             ids = [text_of(one) for one in item.get("tool_call_ids") or ()]

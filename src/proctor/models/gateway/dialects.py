@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from proctor.models.gateway.config import ModelConfig, Protocol, Sampling
 
-ANTHROPIC_VERSION = "2023-06-01"
-
 
 @dataclass(frozen=True, slots=True)
 class Operation:
