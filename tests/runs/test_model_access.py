@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 import os
+import re
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,18 +16,20 @@ import pytest
 import zstandard
 from tests.runs.toys import make_toy
 
-from proctor.agents.contract import AgentResult, HarnessContext, StopReason
+from proctor.agents.contract import AgentResult, HarnessContext, Step, StopReason
 from proctor.common import ConfigError
 from proctor.models.gateway import Gateway
 from proctor.models.scripted import Answer, ChatRequest, ScriptedServer, call, fault, say
 from proctor.runs.calls import unpacked
 from proctor.runs.engine import execute
+from proctor.runs.events import EventLog
 from proctor.runs.examiner import opened
 from proctor.runs.lock import make_lock
 from proctor.runs.outcome import Outcome
 from proctor.runs.preparation import prepare_all
 from proctor.runs.progress import LineProgress
 from proctor.runs.record import read_lines
+from proctor.runs.replay.recorded import read_execs, read_input
 from proctor.runs.request import Request, plan_again, plan_request
 
 if TYPE_CHECKING:
@@ -144,6 +149,46 @@ async def test_a_program_in_the_sandbox_is_counted_to_the_token_and_holds_no_sec
             if path.name == "model-calls.jsonl":
                 assert Installed.token.encode() not in content
                 assert all(KEY.encode() not in unpacked(line["stream"]) for line in lines if "stream" in line)
+
+
+class Careless(Installed):
+    """Brings its trial's token into the record in every way that there is."""
+
+    async def run(self, context: HarnessContext) -> AgentResult:
+        assert context.endpoint is not None
+        token, room = context.endpoint.token, context.room
+        Installed.token = token
+        await room.write("config.json", json.dumps({"key": token}).encode())
+        assert token.encode() in await room.read("config.json")
+        result = await room.bash(f"echo {token}; printf '\\377%s' {token} >&2; cat config.json > {token[:20]}.txt")
+        assert result.stdout.data.decode().strip() == token
+        await room.run(["sh", "-c", 'cat; echo "$1"', "sh", token], env={"PLAIN": token}, stdin=token.encode())
+        with contextlib.suppress(OSError):
+            await room.read(token)
+        context.recorder.log(f"used {token}")
+        context.recorder.keep("own.log", token.encode())
+        context.recorder.step(Step("agent", f"my key is {token}", "2026-11-30T00:00:00Z"))
+        return AgentResult(StopReason.ERROR, f"could not use {token}", final_message=token)
+
+
+async def test_no_record_holds_the_token_however_an_agent_spills_it(exam: Callable[..., Any]) -> None:
+    async with ScriptedServer([]) as server:
+        _, directory = await exam(server.base_url, agent=f"agent={__name__}:Careless")
+    token, seen = Installed.token.encode(), 0
+    for path in directory.parent.parent.rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            if path.suffix == ".zst":
+                content = zstandard.ZstdDecompressor().stream_reader(content).read()
+            encoded = re.findall(rb'"base64":"([^"]+)"', content)
+            assert not any(token in one for one in (content, *map(base64.b64decode, encoded))), path
+            seen += content.count(b"[redacted]***") + sum(b"[redacted]***" in base64.b64decode(one) for one in encoded)
+    assert seen >= 14
+    lines = list(read_execs(directory))
+    # What is kept fits together: what was written is what was read, under the digest that the line names.
+    assert lines[0].input == lines[1].digest
+    assert b"[redacted]***" in read_input(directory, str(lines[1].digest))
+    assert len(EventLog(directory)) == len(list(EventLog(directory).read()))
 
 
 @pytest.mark.parametrize(

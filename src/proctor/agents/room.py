@@ -60,13 +60,13 @@ class Given:
     data: bytes | None = None
 
     def without(self, secret: str) -> Given:
-        """The same with `secret` replaced wherever it occurs."""
+        """The same with `secret` covered wherever it occurs."""
         return Given(
-            tuple(part.replace(secret, HIDDEN) for part in self.argv),
+            tuple(covered(part, secret) for part in self.argv),
             self.cwd,
             self.user,
-            {name: value.replace(secret, HIDDEN) for name, value in (self.env or {}).items()},
-            None if self.data is None else self.data.replace(secret.encode(), HIDDEN.encode()),
+            None if self.env is None else {name: covered(value, secret) for name, value in self.env.items()},
+            None if self.data is None else covered_bytes(self.data, secret),
         )
 
 
@@ -93,6 +93,22 @@ class RoomEvent:
     """Not executed: what an earlier trial saw was given back."""
     by_host: bool = False
     """Not the agent's doing: the host changed a file at a branch."""
+
+    def without(self, secret: str) -> RoomEvent:
+        """The same with `secret` covered wherever it occurs. A digest is of what is kept, not of what is covered."""
+        given = self.given.without(secret)
+        content = None if self.content is None else covered_bytes(self.content, secret)
+        kept = given.data if content is None else content
+        is_changed = kept != (self.given.data if self.content is None else self.content)
+        return replace(
+            self,
+            subject=covered(self.subject, secret),
+            result=None if self.result is None else without(self.result, secret),
+            digest=_digest(kept) if self.digest is not None and kept is not None and is_changed else self.digest,
+            error=None if self.error is None else covered(self.error, secret),
+            given=given,
+            content=content,
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for `exec.jsonl`: sizes and digests of the output, not the output itself."""
@@ -345,13 +361,10 @@ class BoundedRoom:
             raise
         finally:
             took = time.monotonic() - start
-            seen = result
-            if secret:
-                given, subject = given.without(secret), subject.replace(secret, HIDDEN)
-                seen = without(result, secret) if result is not None else None
-            self._report(
-                RoomEvent(kind, subject, started_at, took, limit_s, seen, error=error, given=given, injected=injected)
+            event = RoomEvent(
+                kind, subject, started_at, took, limit_s, result, error=error, given=given, injected=injected
             )
+            self._report(event.without(secret) if secret else event)
 
     async def _file_call(
         self,
@@ -437,16 +450,27 @@ async def unpack(sandbox: Sandbox, packed: bytes, target: str) -> None:
         await sandbox.upload(archive, target)
 
 
+def covered(text: str, secret: str) -> str:
+    """The text with `secret` covered by as many characters, so that nothing behind it moves."""
+    return text.replace(secret, HIDDEN.ljust(len(secret), "*")[: len(secret)])
+
+
+def covered_bytes(data: bytes, secret: str) -> bytes:
+    """The same for bytes."""
+    hidden = secret.encode()
+    return data.replace(hidden, HIDDEN.encode().ljust(len(hidden), b"*")[: len(hidden)])
+
+
 def without(result: ExecResult, secret: str) -> ExecResult:
-    """The result as it is recorded: with `secret` covered, by as many characters, in the command and its output."""
-    mask = HIDDEN.ljust(len(secret), "*")[: len(secret)]
+    """The result as it is recorded: with `secret` covered in the command and its output."""
 
-    def covered(output: Output) -> Output:
-        head, tail = (part.replace(secret.encode(), mask.encode()) for part in (output.head, output.tail))
-        return Output(head, output.dropped, tail)
+    def safe(output: Output) -> Output:
+        # Together: the secret may begin in the head and end in the tail.
+        whole, cut_at = covered_bytes(output.head + output.tail, secret), len(output.head)
+        return Output(whole[:cut_at], output.dropped, whole[cut_at:])
 
-    argv = tuple(part.replace(secret, mask) for part in result.argv)
-    return replace(result, argv=argv, stdout=covered(result.stdout), stderr=covered(result.stderr))
+    argv = tuple(covered(part, secret) for part in result.argv)
+    return replace(result, argv=argv, stdout=safe(result.stdout), stderr=safe(result.stderr))
 
 
 def _now() -> str:

@@ -21,6 +21,7 @@ from proctor.grading import GradeOptions, collect, grade
 from proctor.grading.contract import Grade, GradeFinding
 from proctor.grading.deliverable import Collected
 from proctor.grading.near_miss import in_right_form, misplaced
+from proctor.runs.covering import cover_archive
 from proctor.runs.equipment import Equipment
 from proctor.runs.formats import Stage
 from proctor.runs.isolation import Isolation
@@ -211,7 +212,8 @@ class TrialExaminer:
         def note(data: Mapping[str, object]) -> None:
             record.events.write("snapshot", data)
 
-        return SnapshottingModel(client, SnapshotKeeper(record.directory, int(every), note), box, record)
+        keeper = SnapshotKeeper(record.directory, int(every), note, secrets=record.secrets)
+        return SnapshottingModel(client, keeper, box, record)
 
     async def _collect(self, task: Task, box: Sandbox, record: TrialRecord) -> Collected:
         record.stages.enter(Stage.COLLECTION)
@@ -401,5 +403,10 @@ async def keep_changes(box: Sandbox, record: TrialRecord) -> None:
     if total > _MAX_ARCHIVE_BYTES:
         record.diff(entries, archive=f"not kept: {total} bytes are more than {_MAX_ARCHIVE_BYTES}")
         return
-    await box.export_diff(record.directory / "diff.tar.zst")
+    archive = record.directory / "diff.tar.zst"
+    await box.export_diff(archive)
+    if record.secrets and not await anyio.to_thread.run_sync(cover_archive, archive, record.secrets):
+        archive.unlink()
+        record.diff(entries, archive="not kept: the token of the trial is part of a name")
+        return
     record.diff(entries)

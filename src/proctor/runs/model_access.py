@@ -78,6 +78,7 @@ class ModelDesk:
         name = self._names[trial.agent.label]
         budgets = Budgets(tokens=limits.tokens, cost_usd=limits.cost_usd, calls=calls)
         access = self.gateway.open_trial(trial.id, models=[name], budgets=budgets, record=record.model_call)
+        record.hide(access.token)
         client = OpenAIChatClient(model, transport=GatewayTransport(self.gateway, access))
         protocols = self.gateway.config.upstreams[self.gateway.config.models[name].upstream].protocols
         endpoint = ModelEndpoint(f"http://{HOST}", access.token, name, protocols)

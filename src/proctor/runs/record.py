@@ -18,6 +18,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from proctor.agents.room import covered_bytes
 from proctor.common import ExitCode, ProctorError, digest_bytes, digest_tree
 from proctor.runs.calls import by_agent, call_line, findings_of, is_down, usage_totals, was_at_work
 from proctor.runs.clock import now_iso
@@ -149,6 +150,7 @@ class TrialRecord:
         self._files: dict[str, Any] = {}
         self._receipts = ReceiptFile()
         self._findings: list[FindingEntry] = []
+        self.secrets: list[str] = []
         with record_errors(directory.name):
             (directory / "logs").mkdir(parents=True)
         self.events = EventWriter(self._append)
@@ -157,6 +159,15 @@ class TrialRecord:
     def agent_has_acted(self) -> bool:
         """True once the agent has taken a step, or anything was done in its sandbox or asked of its model."""
         return bool(self.execs or self.model_calls or any(step.source == "agent" for step in self.steps))
+
+    def hide(self, secret: str) -> None:
+        """Cover a secret wherever it would be written from here on, whoever brought it there."""
+        self.secrets.append(secret)
+
+    def _covered(self, content: bytes) -> bytes:
+        for secret in self.secrets:
+            content = covered_bytes(content, secret)
+        return content
 
     def _stage(self, stage: Stage) -> None:
         self.events.write("stage", {"stage": str(stage)})
@@ -192,13 +203,15 @@ class TrialRecord:
 
     def room_event(self, event: RoomEvent) -> None:
         """Append one call on the agent's sandbox to `exec.jsonl`, before the harness sees its result."""
+        for secret in self.secrets:
+            event = event.without(secret)
         self.execs += 1
         self.injected += event.injected is not None
         data = event.given.data
         line = exec_line(event, self.execs, input_digest=self._keep(data) if data is not None else None)
         if event.content is not None:
             self._keep(event.content)
-        content = dump_json(line.model_dump(exclude_none=True))
+        content = self._covered(dump_json(line.model_dump(exclude_none=True)))
         self._append("exec.jsonl", content)
         self.events.write("exec", {"line": self.execs, "digest": digest_bytes(content)})
 
@@ -230,7 +243,7 @@ class TrialRecord:
         for finding in findings_of(call):
             if finding not in self._findings:
                 self._findings.append(finding)
-        content = dump_json(call_line(call))
+        content = self._covered(dump_json(call_line(call)))
         self._append("model-calls.jsonl", content)
         self.events.write("model_call", {"line": self.model_calls, "digest": digest_bytes(content)})
 
@@ -286,13 +299,13 @@ class TrialRecord:
     def put_bytes(self, name: str, content: bytes) -> None:
         """Write one file of the record."""
         with record_errors(f"{self.directory.name}/{name}"):
-            (self.directory / name).write_bytes(content)
+            (self.directory / name).write_bytes(self._covered(content))
 
     def _append(self, name: str, content: bytes) -> None:
         with record_errors(f"{self.directory.name}/{name}"):
             if name not in self._files:
                 self._files[name] = (self.directory / name).open("ab", buffering=0)
-            view = memoryview(content)
+            view = memoryview(self._covered(content))
             while view:
                 view = view[self._files[name].write(view) :]
 

@@ -275,9 +275,11 @@ class _Branching:
         self._snapshot = snapshot
         self._lines = [line for line in recorded.execs()][: point.execs]
         self._then_see: bytes | None = None
+        self._record: TrialRecord | None = None
 
     async def begin(self, trial: TrialPlan, box: Sandbox, record: TrialRecord) -> None:
         """Put the sandbox where it was, if there is a snapshot, and the answers at the first."""
+        self._record = record
         change = self._change if trial.agent.label.endswith(f".{CHANGED}") else None
         if self._snapshot is not None:
             await restore(box, self._snapshot.archive)
@@ -310,6 +312,7 @@ class _Branching:
             self._recorded.directory,
             execute=self._snapshot is None,
             then_see=self._then_see,
+            secrets=self._record.secrets if self._record is not None else (),
         )
 
 

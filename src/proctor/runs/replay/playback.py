@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from proctor.agents.room import HIDDEN, Given, RoomEvent
+from proctor.agents.room import Given, RoomEvent, covered, covered_bytes
 from proctor.common import RefusedError, digest_bytes
 from proctor.runs.clock import now_iso
 from proctor.runs.record import exec_line
@@ -38,8 +38,9 @@ class PlaybackRoom:
     """A Room before the real one. `lines` are the recorded calls up to the point, `source` the parent's record.
 
     With `execute` they are made again. `then_see`, if given, is what the first call after them is answered, whatever
-    it gave: a tool result that was changed. Raises RefusedError when the harness does something else than it did, or
-    when a call comes out differently: the state at the point cannot be had then.
+    it gave: a tool result that was changed. `secrets` are covered here as they are in a record. Raises RefusedError
+    when the harness does something else than it did, or when a call comes out differently: the state at the point
+    cannot be had then.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class PlaybackRoom:
         *,
         execute: bool,
         then_see: bytes | None = None,
+        secrets: Sequence[str] = (),
     ) -> None:
         self.sandbox = room.sandbox
         self.workdir = room.workdir
@@ -58,6 +60,7 @@ class PlaybackRoom:
         self._source = source
         self._execute = execute
         self._then_see = then_see
+        self._secrets = secrets
 
     async def bash(self, command: str, *, timeout_s: float | None = None) -> ExecResult:
         """See `Room.bash`."""
@@ -78,7 +81,7 @@ class PlaybackRoom:
         secret: str | None = None,
     ) -> ExecResult:
         """See `Room.run`."""
-        line = await self._take("run", " ".join(part.replace(secret, HIDDEN) if secret else part for part in argv))
+        line = await self._take("run", " ".join(argv))
         if line is not None and not self._execute:
             return self._recorded(line)
         result = await self._room.run(argv, env=env, stdin=stdin, limit=limit, secret=secret)
@@ -93,7 +96,10 @@ class PlaybackRoom:
             return data if changed is None else changed
         if self._execute:
             data = await self._room.read(path)
-            if digest_bytes(data) != line.digest:
+            seen = data
+            for secret in self._secrets:
+                seen = covered_bytes(seen, secret)
+            if digest_bytes(seen) != line.digest:
                 raise _cannot(line, "what is read")
             return data
         self._answer(line)
@@ -136,6 +142,8 @@ class PlaybackRoom:
     async def _take(self, kind: str, subject: str) -> ExecLine | None:
         """The recorded call that this one is; calls of one step may have come in another order. What the host changed
         before it (the parent was a branch itself) is changed first."""
+        for secret in self._secrets:
+            subject = covered(subject, secret)
         while self._pending and self._pending[0].by_host:
             line = self._pending.popleft()
             if self._execute:
@@ -176,6 +184,8 @@ class PlaybackRoom:
     def _same(self, line: ExecLine, result: ExecResult) -> ExecResult:
         """What the harness is to see: what it saw then, provided that the call really came out so."""
         event = RoomEvent(line.kind, line.subject, line.started_at, 0.0, 0.0, result)  # type: ignore[arg-type]
+        for secret in self._secrets:
+            event = event.without(secret)
         level, found = compare(line, exec_line(event, line.seq))
         if level is Level.DIFFERENT and found is not None:
             raise _cannot(line, found.part)

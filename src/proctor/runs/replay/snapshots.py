@@ -19,6 +19,7 @@ import anyio
 import zstandard
 
 from proctor.common import ConfigError, RefusedError, digest_file
+from proctor.runs.covering import cover_archive
 from proctor.runs.formats import SnapshotItem, SnapshotsFile, load
 from proctor.sandbox.contract import FileError, SandboxError
 
@@ -59,6 +60,7 @@ class SnapshotKeeper:
     every: int
     note: Callable[[Mapping[str, Any]], None]
     max_bytes: int = MAX_BYTES
+    secrets: Sequence[str] = ()
     _items: list[SnapshotItem] = field(default_factory=list)
     _last: int = 0
 
@@ -89,6 +91,9 @@ class SnapshotKeeper:
         folder.mkdir(exist_ok=True)
         target = folder / f"{step}.tar.zst"
         await box.export_diff(target)
+        if self.secrets and not await anyio.to_thread.run_sync(cover_archive, target, self.secrets):
+            target.unlink()
+            return SnapshotItem(**facts, note="not kept: the token of the trial is part of a name")
         digest = await anyio.to_thread.run_sync(digest_file, target)
         same = next((one for one in reversed(self._items) if one.digest == digest and one.file is not None), None)
         if same is not None:
