@@ -12,7 +12,9 @@ from tests.replay.conftest import Exam, bash
 
 from proctor.cli.main import cli
 from proctor.common import ConfigError, RefusedError, digest_tree
+from proctor.runs.formats import RunLock, load
 from proctor.runs.ledger import LedgerWriter
+from proctor.runs.lock import relock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,9 +101,9 @@ def test_a_changed_task_a_missing_one_and_a_changed_record_are_refused_by_name(e
 
 def test_another_image_is_refused_by_name(exam: Exam) -> None:
     run = exam.run([bash("echo hello")])
-    lock = json.loads((run / "run.json").read_text())
-    lock["tasks"][0]["image_digest"] = "sha256:" + "1" * 64
-    (run / "run.json").write_text(json.dumps(lock))
+    lock = load(RunLock, run / "run.json")
+    moved = lock.tasks[0].model_copy(update={"image_digest": "sha256:" + "1" * 64})
+    relock(run, lock.model_copy(update={"tasks": [moved]}))
     with pytest.raises(RefusedError, match=r"image \S+ \(sha256:1+\) of task toy is not here"):
         replay(run)
 

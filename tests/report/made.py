@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from proctor.common import digest_json, digest_tree
+from proctor.common import digest_file, digest_json, digest_tree
 from proctor.runs.formats import (
     AgentLock,
     DatasetLock,
@@ -76,8 +76,9 @@ def make_run(directory: Path, made: MadeRun | None = None) -> Path:
             for attempt in range(1, made.attempts + 1)
         )
     ]  # fmt: skip
+    run = {"run_id": made.run_id, "planned": len(plan), "lock": digest_file(directory / "run.json")}
     with LedgerWriter(directory, clock=lambda: AT) as ledger:
-        ledger.extend([("run", {"run_id": made.run_id, "planned": len(plan)}), *(("planned", row) for row in plan)])
+        ledger.extend([("run", run), *(("planned", row) for row in plan)])
         ended = []
         for number, row in enumerate(plan):
             hard = 0.25 * ((number // (len(lock.agents) * made.attempts)) % 3 - 1)

@@ -18,8 +18,9 @@ from tests.report.made import MadeRun, make_run
 from proctor.analysis.report.model import Block, Story, StoryStep, StoryTest
 from proctor.analysis.report.page import render_trial
 from proctor.common import ConfigError
-from proctor.runs.formats import FindingEntry
+from proctor.runs.formats import FindingEntry, RunLock
 from proctor.runs.frame import load_trials, save_trials
+from proctor.runs.lock import relock
 from proctor.runs.reporting import Request, write_report
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ def test_why_models_and_harnesses_cannot_be_told_apart_is_said(tmp_path: Path) -
         for agent in lock["agents"]:
             agent["model"]["name"] = model if agent["label"] in "ab" else "n"
         lock["tasks"][0]["image_digest"] = digest
-        (folder / "run.json").write_text(json.dumps(lock))
+        relock(folder, RunLock.model_validate(lock))
     written = write_report(Request(tuple(folders), tmp_path / "r.html", "html", "none"))
     assert "cannot be told apart here: trials: not comparable" in written.path.read_text()
 

@@ -94,6 +94,29 @@ def test_a_run_is_planned_again_from_its_lock_and_notices_another_ablation(toys:
     assert found.startswith("conditions: ablate-hint.tasks.toy-0.digest: ")
 
 
+@pytest.mark.parametrize(
+    ("file", "name", "words"),
+    [
+        ('[[ablation]]\nname = "less"\nkind = "remove"\nremove = ["not in there"]\n', None,
+         "toy-0: 'not in there' is not in the instruction"),
+        ('[[ablation]]\nname = "h"\nkind = "knowledge"\ntext = "a"\n'
+         '[[ablation]]\nname = "h"\ntasks = ["toy-1"]\nkind = "knowledge"\ntext = "b"\n', None,
+         "toy-1 would get the ablation h twice"),
+        ('[[ablation]]\nname = "plan"\nkind = "plan"\ntext = "a"\n', "both", "toy-1 would get the ablation plan twice"),
+    ],
+)  # fmt: skip
+def test_an_ablation_that_fits_no_task_or_comes_twice_is_refused_first(
+    toys: Path, tmp_path: Path, file: str, name: str | None, words: str
+) -> None:
+    extra = tmp_path / "extra.toml"
+    extra.write_text(file)
+    asked = Request(sources=(str(toys),), agents=("null",), ablate=(str(extra), *(("plan",) if name else ())),
+                    select=("toy-[0-6]",) if name is None else ("toy-[1-6]",), condition=name)  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        plan_request(asked)
+    assert words in str(caught.value)
+
+
 def test_a_named_condition_takes_every_change_at_once_and_no_plain_trials(toys: Path) -> None:
     asked = Request(sources=(str(toys),), agents=("null",), select=("toy-[1-6]",), condition="hard",
                     ablate=("plan",), perturb=("noise",), tool_faults=("0.1:fail",))  # fmt: skip

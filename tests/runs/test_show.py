@@ -48,8 +48,8 @@ async def finished(run_dir: Path, desk: DeskExaminer) -> Path:
     return run_dir
 
 
-def show(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["show", *arguments]) == 0
+def show(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert main(["show", *arguments]) == code
     return capsys.readouterr().out
 
 
@@ -106,20 +106,20 @@ async def test_json_has_both(finished: Path, capsys: pytest.CaptureFixture[str])
 async def test_a_changed_record_is_reported(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = finished / "trials" / "task-0@idler@1" / "grade.json"
     path.write_text(path.read_text().replace('"unresolved"', '"resolved"'))
-    assert "CHANGED since it was committed" in show(capsys, str(finished), "task-0@idler")
+    assert "CHANGED since it was committed" in show(capsys, str(finished), "task-0@idler", code=1)
 
 
 async def test_a_changed_outcome_is_reported_in_the_table(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = finished / "trials" / "task-0@idler@1" / "result.json"
     path.write_text(path.read_text().replace('"outcome": "unresolved"', '"outcome": "resolved"'))
-    text = show(capsys, str(finished))
+    text = show(capsys, str(finished), code=1)
     assert "DAMAGED: trial task-0@idler@1 ended as unresolved, but its record says resolved" in text
 
 
 async def test_a_changed_ledger_is_reported(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = finished / "ledger.jsonl"
     path.write_bytes(path.read_bytes().replace(b"the node is gone", b"the node is fine"))
-    assert "DAMAGED: ledger.jsonl:" in show(capsys, str(finished))
+    assert "DAMAGED: ledger.jsonl:" in show(capsys, str(finished), code=1)
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ class Input:
     """One thing that trials were read from.
 
     `digest` is the head of the ledger for a run (it covers every planned trial and the digest of every record), the
-    digest of the bytes for a Parquet file. `lock` is the digest of `run.json`. `damage` says what is wrong with the
-    ledger, if anything is.
+    digest of the bytes for a Parquet file. `lock` is the digest of `run.json`, `vouched` whether the ledger names it
+    (those of earlier versions do not). `damage` says what is wrong with ledger or lock, if anything is.
     """
 
     kind: Literal["run", "parquet"]
@@ -50,6 +50,7 @@ class Input:
     digest: str
     trials: int
     lock: str | None = None
+    vouched: bool = True
     damage: str | None = None
     unrunnable: int = 0
     """Tasks of the dataset that could not be run there at all; their trials are `unrunnable`."""

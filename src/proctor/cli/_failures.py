@@ -20,11 +20,13 @@ def show_failures(run: Path, trial: str | None, *, as_json: bool, model: str | N
     import click
 
     from proctor.analysis.cards import card_lines
+    from proctor.cli._show import end
     from proctor.common.text import visible
     from proctor.runs.failures import card_of, read_failures
     from proctor.runs.frame import load_trials
 
-    trials = load_trials([run]).trials.collect()
+    read = load_trials([run])
+    trials, damage = read.trials.collect(), read.inputs[0].damage
     if trial is None:
         found = read_failures(trials)
         cards = found.cards()
@@ -43,6 +45,7 @@ def show_failures(run: Path, trial: str | None, *, as_json: bool, model: str | N
         if explained is not None:
             document["model"] = {name: getattr(explained, name) for name in ("kept", "dropped", "failed", "tokens")}
         echo_json(document)
+        end(run, damage)
         return
     if trial is None:
         _print_account(found)
@@ -54,6 +57,7 @@ def show_failures(run: Path, trial: str | None, *, as_json: bool, model: str | N
         click.echo()
         for line in _explained_lines(explained, model or ""):
             click.echo(visible(line))
+    end(run, damage)
 
 
 def _explain(found: Failures, model: str, most: int) -> Explained:

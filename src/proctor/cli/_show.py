@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from proctor.common import ConfigError
+from proctor.common import ConfigError, ExitCode
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from proctor.runs.summary import RunView
     from proctor.trajectories.atif import Trajectory
     from proctor.trajectories.draft import Imported
 
@@ -21,22 +22,42 @@ def table(run: Path, *, as_json: bool) -> None:
     from proctor.runs import summary
     from proctor.runs.formats import dump_json
 
-    view = summary.read_run(run)
+    view = _read(run)
     if as_json:
         click.echo(dump_json(summary.as_json(view), indent=1), nl=False)
-        return
-    from proctor.runs.table import console, print_run
+    else:
+        from proctor.runs.table import console, print_run
 
-    print_run(console(), view)
+        print_run(console(), view)
+    end(run, view.damage)
+
+
+def _read(run: Path) -> RunView:
+    """The run; what looks like damage is read again once nobody writes any more, for a run may just have ended."""
+    from proctor.runs.ledger import being_written
+    from proctor.runs.summary import read_run
+
+    view = read_run(run)
+    return view if view.damage is None or being_written(run) else read_run(run)
+
+
+def end(run: Path, damage: str | None, *, intact: bool = True) -> None:
+    """Exit code 1 for a run, or a trial of it, that was changed or is damaged; one that is still written is neither."""
+    from proctor.runs.ledger import being_written
+
+    if damage is not None:
+        click.echo(f"{run}: damaged: {damage}", err=True)
+    if not intact or (damage is not None and not being_written(run)):
+        raise click.exceptions.Exit(ExitCode.FAILED)
 
 
 def trial(run: Path, name: str, form: str, steps: str | None, events: str | None) -> None:
     """One trial of a run."""
-    from proctor.runs import story, summary
+    from proctor.runs import story
     from proctor.runs.formats import dump_json
     from proctor.runs.table import console
 
-    view = summary.read_run(run)
+    view = _read(run)
     if events is not None:
         from proctor.runs.events import EventLog
 
@@ -53,6 +74,7 @@ def trial(run: Path, name: str, form: str, steps: str | None, events: str | None
         _export(found.trajectory, form)
     else:
         story.print_trial(console(), found, first, last)
+    end(run, view.damage, intact=found.intact is not False)
 
 
 def transcript(path: Path, name: str | None, form: str, steps: str | None) -> None:

@@ -129,6 +129,8 @@ def make_conditions(asked: Asked, name: str | None, tasks: Iterable[Task]) -> tu
         raise ConfigError("is asked for twice", field=twice, remedy="once is enough: use --attempts to repeat")
     everything = list(tasks)
     for condition in found:
+        for task in everything:
+            _check_ablations(condition, task)
         reasons = {task.name: condition.leaves_out(task) for task in everything}
         if everything and all(reasons.values()):
             known = sorted({one.name for task in everything for one in task.ablations})
@@ -139,6 +141,21 @@ def make_conditions(asked: Asked, name: str | None, tasks: Iterable[Task]) -> tu
             raise ConfigError(f"{lacking[0]} cannot be run under it: {reasons[lacking[0]]}", field=condition.name,
                               remedy="leave that task out by --task, or leave --condition out")  # fmt: skip
     return tuple(found)
+
+
+def _check_ablations(condition: Condition, task: Task) -> None:
+    """Raises ConfigError for an ablation that the task gets twice, or that does not fit its instruction."""
+    ablations = condition.ablations_of(task)
+    names = [one.name for one in ablations]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"{task.name} would get the ablation {twice} twice", field=condition.name,
+                          remedy="give each another name, or keep their tasks apart")  # fmt: skip
+    text = task.instruction
+    try:
+        for ablation in ablations:
+            text = ablation.instruct(text)
+    except ConfigError as error:
+        raise ConfigError(f"{task.name}: {error.message}", field=error.field, remedy=error.remedy) from error
 
 
 def _each(asked: Asked) -> Iterable[Condition]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import anyio
 from anyio import to_thread
 
-from proctor.common import ConfigError, InfraError, ProctorError, digest_tree
+from proctor.common import ConfigError, InfraError, ProctorError, digest_file, digest_tree
 from proctor.runs.archive import Attempt, archive, start_data
 from proctor.runs.clock import now_iso
 from proctor.runs.formats import Stage, TrialResult, UsageTotals, load
@@ -124,7 +124,8 @@ class _Book:
         """Write the plan into a new ledger, or continue an old one. Returns the trials that are still to be run."""
         trials = self.plan.trials()
         self.trials.mkdir(exist_ok=True)
-        rows = planned_rows(self.plan, trials)
+        lock = self.directory / "run.json"
+        rows = planned_rows(self.plan, trials, digest_file(lock) if lock.exists() else None)
         written = self._ledger.ledger.rows
         if len(written) < len(rows) and all(row.kind in PLANNING for row in written):
             # A new ledger, or one whose writing was cut short by a crash before anything started.
@@ -356,10 +357,15 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def planned_rows(plan: RunPlan, trials: list[TrialPlan]) -> list[tuple[RowKind, dict[str, Any]]]:
-    """The first rows of a ledger: the run, every trial before any of them starts, and what cannot be run here."""
-    parent = {"parent": dict(plan.parent)} if plan.parent else {}
-    rows: list[tuple[RowKind, dict[str, Any]]] = [("run", {"run_id": plan.run_id, "planned": len(trials), **parent})]
+def planned_rows(
+    plan: RunPlan, trials: list[TrialPlan], lock: str | None = None
+) -> list[tuple[RowKind, dict[str, Any]]]:
+    """The first rows of a ledger: the run with the digest of its lock, every trial before any of them starts, and what
+    cannot be run here."""
+    run = {"run_id": plan.run_id, "planned": len(trials)}
+    run |= {"lock": lock} if lock is not None else {}
+    run |= {"parent": dict(plan.parent)} if plan.parent else {}
+    rows: list[tuple[RowKind, dict[str, Any]]] = [("run", run)]
     rows += [
         (
             "planned",

@@ -17,6 +17,7 @@ from proctor.common import ConfigError, digest_tree
 from proctor.runs.formats import DiffFile, FindingsFile, GradeFile, ReceiptFile, TrialResult, load
 from proctor.runs.ledger import LedgerError, read_ledger
 from proctor.runs.story import TrialView
+from proctor.runs.vouching import NOT_VOUCHED
 from proctor.trajectories.atif import read_trajectory
 
 if TYPE_CHECKING:
@@ -153,6 +154,9 @@ class Evidence:
     def _reservations(self, result: Aggregate) -> Iterable[str]:
         if unchecked := self._unchecked(result):
             yield f"{unchecked:,} of {result.planned:,} trials have no record beside them, so nothing vouches for them."
+        for source in result.provenance.inputs:
+            if not source.vouched:
+                yield f"{source.name}: {NOT_VOUCHED}."
         if unknown := self.records - self.intact - len(self.changed):
             yield f"{unknown:,} records have no digest in a ledger."
         if self.in_place:

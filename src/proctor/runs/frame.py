@@ -16,6 +16,7 @@ from proctor.common import ConfigError, canonical_json, digest_file
 from proctor.runs.formats import RunLock, Stage, TrialResult, UsageTotals, load
 from proctor.runs.ledger import Ledger, LedgerError, read_ledger, verify_ledger
 from proctor.runs.outcome import Outcome
+from proctor.runs.vouching import is_vouched, lock_damage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -158,6 +159,7 @@ class RunReader:
             digest=self._ledger.head.hash,
             trials=len(self._planned),
             lock=digest_file(directory / "run.json"),
+            vouched=is_vouched(self._ledger),
             damage=self._damage,
             unrunnable=len(self.lock.unrunnable),
         )
@@ -221,7 +223,8 @@ def score(result: TrialResult) -> float | None:
 
 def _ledger(directory: Path) -> tuple[Ledger, str | None]:
     try:
-        return verify_ledger(directory), None
+        ledger = verify_ledger(directory)
+        return ledger, lock_damage(directory, ledger)
     except LedgerError as error:
         damage = error.line()
     try:

@@ -28,7 +28,17 @@ if TYPE_CHECKING:
 LEDGER_VERSION = 1
 GENESIS = "sha256:" + "0" * 64
 RowKind = Literal[
-    "run", "planned", "unrunnable", "started", "ended", "retry", "cancelled", "stopped", "resumed", "finished"
+    "run",
+    "planned",
+    "unrunnable",
+    "started",
+    "ended",
+    "retry",
+    "cancelled",
+    "stopped",
+    "relocked",
+    "resumed",
+    "finished",
 ]
 _KINDS = frozenset(get_args(RowKind))
 _HEAD = "ledger.head"
@@ -156,6 +166,16 @@ def _read(path: Path) -> bytes:
         raise ConfigError(
             f"{path.name} is missing", field=str(path.parent), remedy="is this a run directory?"
         ) from error
+
+
+def being_written(directory: Path) -> bool:
+    """Whether a process holds the ledger, as a run does until it ends. What a reader sees of it may be half-written."""
+    with (directory / "ledger.jsonl").open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 class LedgerWriter:

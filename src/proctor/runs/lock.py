@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proctor.common import ConfigError, atomic_write
+from proctor.common import ConfigError, atomic_write, digest_bytes
 from proctor.models.contract import ModelSpec
 from proctor.runs.clock import now_iso
 from proctor.runs.conditions import locked
@@ -27,7 +27,9 @@ from proctor.runs.formats import (
     dump,
     plain,
 )
+from proctor.runs.ledger import LedgerWriter
 from proctor.runs.plan import effective_limits
+from proctor.runs.vouching import is_vouched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -126,6 +128,15 @@ def unlock_model(lock: ModelLock) -> ModelSpec:
 def write_lock(directory: Path, lock: RunLock) -> None:
     """Write `run.json`, whole or not at all."""
     atomic_write(directory / "run.json", dump(lock))
+
+
+def relock(directory: Path, lock: RunLock) -> None:
+    """Put another lock in the place of the run's own; a ledger that names the lock names the new one first. Nobody
+    else may hold the run."""
+    with LedgerWriter(directory) as ledger:
+        if is_vouched(ledger.ledger):
+            ledger.append("relocked", {"lock": digest_bytes(dump(lock))}, durable=True)
+        write_lock(directory, lock)
 
 
 def differences(old: RunLock, new: RunLock) -> list[str]:

@@ -20,13 +20,15 @@ import anyio
 from proctor.common import ConfigError, ExitCode, RefusedError
 from proctor.runs.engine import Execution, execute, single_error
 from proctor.runs.formats import RunLock, load
-from proctor.runs.lock import differences, make_lock, write_lock
+from proctor.runs.ledger import read_ledger
+from proctor.runs.lock import differences, make_lock, relock, write_lock
 from proctor.runs.outcome import Outcome
 from proctor.runs.progress import LineProgress, LiveProgress
 from proctor.runs.record import record_errors
 from proctor.runs.request import Request, plan_again, plan_request
 from proctor.runs.stopping import make_rule
 from proctor.runs.summary import STOPPED, RunView, read_run
+from proctor.runs.vouching import lock_damage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -60,6 +62,8 @@ class Session:
     def resume(cls, directory: Path) -> Session:
         """A run that was begun before, from its lock."""
         lock = load(RunLock, directory / "run.json")
+        if (directory / "ledger.jsonl").exists() and (damage := lock_damage(directory, read_ledger(directory))):
+            raise RefusedError(damage, field=str(directory), remedy="restore it, or start a new run")
         if lock.parent is not None:
             raise RefusedError("these trials were made from another trial", field=str(directory),
                                remedy="make them again with proctor replay")  # fmt: skip
@@ -116,7 +120,8 @@ class Session:
                               remedy="undo the change, or start a new run")  # fmt: skip
         if any(old.image_digest != new.image_digest for old, new in zip(self.lock.tasks, lock.tasks, strict=True)):
             # An image that could not be had the first time is there now: no trial of its task has been scored yet.
-            write_lock(self.directory, self.lock.model_copy(update={"tasks": lock.tasks}))
+            with record_errors(str(self.directory)):
+                relock(self.directory, self.lock.model_copy(update={"tasks": lock.tasks}))
 
     def _report(self, view: RunView, execution: Execution, *, as_json: bool) -> None:
         from proctor.runs import summary

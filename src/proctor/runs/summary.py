@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from proctor.runs.formats import RunLock, TrialResult, load
 from proctor.runs.ledger import Ledger, LedgerError, read_ledger, verify_ledger
 from proctor.runs.outcome import Outcome
+from proctor.runs.vouching import is_vouched, lock_damage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,13 +44,15 @@ class PlannedTrial:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run as it is on disk. `damage` says what is wrong with the ledger, if anything is."""
+    """A run as it is on disk. `damage` says what is wrong with ledger or lock, if anything is; `vouched`, whether the
+    ledger names the lock."""
 
     directory: Path
     lock: RunLock
     ledger: Ledger
     trials: tuple[PlannedTrial, ...]
     damage: str | None
+    vouched: bool = True
 
     def rows(self) -> list[AgentRow]:
         """The table: one row for each agent of the lock."""
@@ -116,6 +119,7 @@ def read_run(directory: Path) -> RunView:
     damage = None
     try:
         ledger = verify_ledger(directory)
+        damage = lock_damage(directory, ledger)
     except LedgerError as error:
         damage = error.line()
         try:
@@ -123,7 +127,7 @@ def read_run(directory: Path) -> RunView:
         except LedgerError:
             ledger = Ledger(())
     trials = _planned(directory, lock, ledger)
-    return RunView(directory, lock, ledger, trials, damage or _contradiction(trials, ledger))
+    return RunView(directory, lock, ledger, trials, damage or _contradiction(trials, ledger), is_vouched(ledger))
 
 
 def _contradiction(trials: Iterable[PlannedTrial], ledger: Ledger) -> str | None:
@@ -243,7 +247,12 @@ def as_json(view: RunView) -> dict[str, Any]:
         "run_id": view.lock.run_id,
         "directory": str(view.directory),
         "dataset": view.lock.dataset.model_dump(),
-        "ledger": {"ok": view.damage is None, "damage": view.damage, **view.ledger.head.model_dump()},
+        "ledger": {
+            "ok": view.damage is None,
+            "damage": view.damage,
+            "lock_vouched": view.vouched,
+            **view.ledger.head.model_dump(),
+        },
         "unrunnable": [task.model_dump() for task in view.lock.unrunnable],
         "agents": [{name: _jsonable(getattr(row, name)) for name in AgentRow.__dataclass_fields__} for row in rows],
         "trials": [

@@ -9,6 +9,7 @@ from proctor.analysis.frame import under
 from proctor.runs.outcome import Outcome
 from proctor.runs.summary import NOT_RUN, STOPPED, rates_by_task
 from proctor.runs.text import percent, safe
+from proctor.runs.vouching import NOT_VOUCHED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -223,6 +224,8 @@ def print_ledger(console: Console, view: RunView) -> None:
     if view.damage is None:
         head = view.ledger.head
         console.print(Text(f"ledger: {head.rows} rows, chain whole, head {head.hash}", style="dim"))
+        if not view.vouched:
+            console.print(Text(NOT_VOUCHED, style="yellow"))
     else:
         console.print(Text(f"ledger: DAMAGED: {view.damage}", style="bold red"))
 

@@ -10,6 +10,7 @@ from proctor.analysis.report.sections import Badge, Column, Links, Note, Section
 if TYPE_CHECKING:
     from proctor.analysis.crossed import CellMean
     from proctor.analysis.drift import Shift
+    from proctor.analysis.provenance import Input
     from proctor.analysis.report.model import Report, Tone
 
 _SHOWN = 8
@@ -150,12 +151,14 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith(".") else ".")
 
 
+def _state(source: Input) -> str:
+    return source.damage or ("whole" if source.vouched else "whole; lock not vouched for")
+
+
 def provenance(report: Report) -> Section:
     """What is needed to compute every number again."""
     source = report.aggregate.provenance
-    inputs = tuple(
-        (Two(one.name, one.kind), one.digest, f"{one.trials:,}", one.damage or "whole") for one in source.inputs
-    )
+    inputs = tuple((Two(one.name, one.kind), one.digest, f"{one.trials:,}", _state(one)) for one in source.inputs)
     columns = (Column("input"), Column("digest (head of the ledger, or of the file)"), Column("trials", "number"),
                Column("state"))  # fmt: skip
     formulas = tuple((name, meaning) for name, meaning in source.formulas.items())
