@@ -251,6 +251,87 @@ async def test_a_carried_network_is_carried_again_and_what_cannot_be_is_refused(
         await box.close()
 
 
+_THIEF = """
+import socket, sys, threading, time
+def steal(kind):
+    while not gone:
+        sock = socket.socket(socket.AF_INET, kind)
+        if kind == socket.SOCK_STREAM:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("127.0.0.53", 53))
+            if kind == socket.SOCK_STREAM:
+                sock.listen()
+            stolen.append(sock)
+            print("stolen", kind, flush=True)
+        except OSError:
+            sock.close()
+            time.sleep(0.001)
+gone, stolen = [], []
+threads = [threading.Thread(target=steal, args=[kind]) for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM)]
+[thread.start() for thread in threads]
+print("tries", flush=True)
+sys.stdin.read()
+gone.append(1)
+"""
+
+
+async def test_the_addresses_of_the_carried_network_are_nobody_elses_while_there_is_no_edge(tmp_path: Path) -> None:
+    from proctor.sandbox.net import NetworkPolicy, Rule
+
+    spec = replace(durable(), network=NetworkPolicy("allow", (Rule("nowhere.invalid", ports=(80,)),)))
+    look = "import socket; print(socket.gethostbyname('nowhere.invalid'))"
+    async with Edge(tmp_path, pool_size=1, durable=True) as edge:
+        box = await edge.create(spec)
+        thief = await box.start(["python3", "-c", _THIEF], request_id="thief")
+        assert await anext(aiter(thief.output())) == ("stdout", b"tries\n")
+        await box.start("while :; do /bin/true; done", request_id="forks")
+    for _ in range(5):
+        await anyio.sleep(0.1)  # nobody is there, and the thief tries
+        async with Edge(tmp_path, pool_size=1, durable=True) as edge:
+            (box,) = edge.boxes
+            assert (await box.exec(["python3", "-c", look])).text.startswith("127.")
+    async with Edge(tmp_path, pool_size=1, durable=True) as edge:
+        (box,) = edge.boxes
+        thief = await box.start(["python3", "-c", _THIEF], request_id="thief")
+        await thief.close_stdin()
+        assert (await thief.wait()).text == "tries\n"
+        await box.close()
+
+
+_FORKED = """
+import anyio, os, signal, sys
+from pathlib import Path
+from proctor.sandbox import Edge, Lifecycle, Resources, SandboxSpec
+
+small = Resources(cpus=0.5, memory_mb=64, disk_mb=16, disk_inodes=2000, pids=32)
+
+async def main():
+    async with Edge(Path(sys.argv[1]), pool_size=1, durable=True) as edge:
+        await edge.create(SandboxSpec(resources=small, lifecycle=Lifecycle(ttl_s=120, durable=True)))
+        before = [box.id for box in edge.boxes]
+        copy = os.fork()
+        if copy == 0:
+            signal.pause()
+    try:
+        async with Edge(Path(sys.argv[1]), pool_size=1, durable=True) as edge:
+            print([box.id for box in edge.boxes] == before)
+            for box in edge.boxes:
+                await box.close()
+    finally:
+        os.kill(copy, signal.SIGKILL)
+        os.waitpid(copy, 0)
+
+anyio.run(main)
+"""
+
+
+async def test_a_forked_copy_of_the_process_does_not_keep_what_its_edge_has_left(tmp_path: Path) -> None:
+    done = await anyio.to_thread.run_sync(run, _FORKED, str(tmp_path))
+    assert done.stdout == "True\n", done.stderr
+    await clean(tmp_path)
+
+
 async def test_a_policy_that_was_narrowed_stays_narrow_for_the_next_edge(tmp_path: Path) -> None:
     from proctor.sandbox.net import NetworkPolicy, Rule
 

@@ -104,7 +104,11 @@ class EdgeDirectory:
             self._lock = -1
 
     def release(self) -> None:
-        """Let go of the lock but leave the directory, for a sweep to finish what could not be finished."""
+        """Let go of the lock but leave the directory, for a later Edge or sweep to go on with.
+
+        Unlocked, not just closed: a forked copy of this process may hold a copy of the descriptor.
+        """
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
         os.close(self._lock)
         self._lock = -1
 

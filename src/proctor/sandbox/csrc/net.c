@@ -26,8 +26,10 @@ enum {
 enum refusal { REFUSED_RATE, REFUSED_TABLE, REFUSED_MALFORMED, REFUSALS };
 
 struct listener {
-    uint32_t id; /* 0 = free */
+    uint32_t id; /* 0 = free, or parked */
     int fd;
+    struct sockaddr_in address;
+    bool parked;  /* of a host that is gone: it takes nothing, but keeps its address for the next one */
     bool names;   /* datagrams with queries; otherwise connections */
     bool waiting; /* something may be there to be taken */
 };
@@ -108,19 +110,69 @@ static int open_listener(const struct sockaddr_in *address, bool names) {
     return -1;
 }
 
+/* Nothing may come in while there is no host: whoever tries is refused at once. Closing it instead would give the address away,
+ * to whatever program of the sandbox binds it first, and not for sure: a child that was forked a moment ago still holds a copy. */
+static int park(struct listener *listener) {
+    static uint8_t dropped[QUERY_HEADER];
+    const int zero = 0;
+    const struct sockaddr *itself = (const struct sockaddr *)&listener->address;
+    set_waiting(listener, false);
+    epoll_ctl(poller, EPOLL_CTL_DEL, listener->fd, NULL);
+    listener->id = 0;
+    listener->parked = true;
+    if (!listener->names) {
+        if (setsockopt(listener->fd, SOL_SOCKET, SO_REUSEADDR, &zero, sizeof zero) < 0) return -1;
+        return shutdown(listener->fd, SHUT_RDWR);
+    }
+    if (connect(listener->fd, itself, sizeof listener->address) < 0) return -1; /* then the kernel takes nobody else's datagrams */
+    while (recv(listener->fd, dropped, sizeof dropped, MSG_DONTWAIT | MSG_TRUNC) >= 0 || errno != EAGAIN) continue;
+    return 0;
+}
+
+static int unpark(struct listener *listener) {
+    const int one = 1;
+    const struct sockaddr nobody = {.sa_family = AF_UNSPEC};
+    listener->parked = false;
+    if (listener->names) return connect(listener->fd, &nobody, sizeof nobody);
+    return setsockopt(listener->fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) < 0 ? -1 : listen(listener->fd, BACKLOG);
+}
+
+static void drop_parked(struct listener *listener) {
+    listener->parked = false;
+    close_fd(&listener->fd);
+}
+
+static bool is_parked_at(const struct listener *listener, const struct sockaddr_in *address, bool names) {
+    return listener->parked && listener->names == names && listener->address.sin_port == address->sin_port &&
+           listener->address.sin_addr.s_addr == address->sin_addr.s_addr;
+}
+
+/* The parked one of that address, else a free place, else that of one whose address nobody has asked for again. NULL: none. */
+static struct listener *find_place(const struct sockaddr_in *address, bool names) {
+    struct listener *place = NULL;
+    for (size_t i = 0; i < LISTENERS_MAX; i++) {
+        struct listener *listener = &listeners[i];
+        if (is_parked_at(listener, address, names)) return listener;
+        if (listener->id == 0 && (place == NULL || (place->parked && !listener->parked))) place = listener;
+        if (i >= listeners_end) break; /* from here on all are free */
+    }
+    return place;
+}
+
 static int add_listener(uint32_t id, const struct sockaddr_in *address, bool names) {
-    size_t slot = 0;
-    while (slot < LISTENERS_MAX && listeners[slot].id != 0) slot++;
-    if (slot == LISTENERS_MAX) return ENFILE;
-    int fd = open_listener(address, names);
-    if (fd < 0) return errno;
+    struct listener *place = find_place(address, names);
+    if (place == NULL) return ENFILE;
+    if (place->parked && (!is_parked_at(place, address, names) || unpark(place) < 0)) drop_parked(place);
+    size_t slot = (size_t)(place - listeners);
+    if (place->fd <= 0) place->fd = open_listener(address, names);
+    if (place->fd < 0) return errno;
     struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = (uint64_t)EVENT_LISTENER << 56 | slot << 32 | id};
-    if (epoll_ctl(poller, EPOLL_CTL_ADD, fd, &event) < 0) {
+    if (epoll_ctl(poller, EPOLL_CTL_ADD, place->fd, &event) < 0) {
         int error = errno;
-        close(fd);
+        close_fd(&place->fd);
         return error;
     }
-    listeners[slot] = (struct listener){.id = id, .fd = fd, .names = names};
+    *place = (struct listener){.id = id, .fd = place->fd, .address = *address, .names = names};
     if (slot >= listeners_end) listeners_end = slot + 1;
     return 0;
 }
@@ -344,11 +396,7 @@ int net_turn(void) {
 
 void net_forget(void) {
     for (size_t i = 0; i < listeners_end; i++) {
-        if (listeners[i].id == 0) continue;
-        set_waiting(&listeners[i], false);
-        epoll_ctl(poller, EPOLL_CTL_DEL, listeners[i].fd, NULL);
-        close_fd(&listeners[i].fd);
-        listeners[i].id = 0;
+        if (listeners[i].id != 0 && park(&listeners[i]) < 0) drop_parked(&listeners[i]);
     }
     for (size_t i = 0; i < QUERIES_MAX; i++) queries[i].id = 0;
     connections_forget();

@@ -262,6 +262,9 @@ class Launcher:
         self._lose("detached")
         if self._process is not None and self._process.child is not None:
             _left_behind.append(self._process.child)
+        # Closing is not enough: a forked copy of this process may hold a copy of the socket.
+        with suppress(OSError):  # the launcher may be gone
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._close()
 
@@ -327,7 +330,7 @@ class Launcher:
         """
         self._lose("closed")
         # The process ends itself, in good order, when its socket does. Not closed yet: a task may be waiting on it.
-        with suppress(OSError):
+        with suppress(OSError):  # the process may be gone already
             self._socket.shutdown(socket.SHUT_RDWR)
         try:
             with anyio.move_on_after(_END_S):
